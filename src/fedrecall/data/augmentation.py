@@ -89,25 +89,25 @@ class Augmentation:
     ) -> Tensor:
         """Augment and normalise: uint8 ``[..., B, C, H, W]`` to ``dtype``; tabular x is only normalised."""
         if x.is_floating_point():
-            return self.plain(x, mean, std, dtype)
+            return plain(x, mean, std, dtype)
         height, width = x.shape[-2:]
         if self.crop or self.flip:
             x = _pick(x, draws, self.crop)
-        y = self.plain(x, mean, std, dtype)
+        y = plain(x, mean, std, dtype)
         if self.cutout:
             y.mul_(_outside(draws.hole, height, width, self.cutout).to(y.dtype).unsqueeze(-3))
         return y
 
-    @staticmethod
-    def plain(x: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Normalise only (evaluation): ``(x / 255 - mean) / std`` of images, ``(x - mean) / std`` of tables."""
-        wide = dtype if dtype == torch.float64 else torch.float32  # half precision only in the end
-        mean, std = mean.to(x.device, wide), std.to(x.device, wide)
-        if x.is_floating_point():
-            return ((x.to(wide) - mean) / std).to(dtype)
-        scale = (1 / (255 * std))[:, None, None]
-        offset = (-mean / std)[:, None, None]
-        return x.to(wide).mul_(scale).add_(offset).to(dtype)
+
+def plain(x: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normalise only (evaluation): ``(x / 255 - mean) / std``; of tables ``(x - mean) / std``."""
+    wide = dtype if dtype == torch.float64 else torch.float32  # half precision only in the end
+    mean, std = mean.to(x.device, wide), std.to(x.device, wide)
+    if x.is_floating_point():
+        return ((x.to(wide) - mean) / std).to(dtype)
+    scale = (1 / (255 * std))[:, None, None]
+    offset = (-mean / std)[:, None, None]
+    return x.to(wide).mul_(scale).add_(offset).to(dtype)
 
 
 def _pick(x: Tensor, draws: Draws, pad: int) -> Tensor:
@@ -122,11 +122,11 @@ def _pick(x: Tensor, draws: Draws, pad: int) -> Tensor:
         x = F.pad(x, (pad, pad, pad, pad))
     index = (row * (width + 2 * pad)).unsqueeze(-1) + column.unsqueeze(-2)  # [..., B, H, W]
     index = index.flatten(-2).unsqueeze(-2).expand(*x.shape[:-2], height * width)
-    return x.flatten(-2).gather(-1, index).unflatten(-1, (height, width))
+    return x.flatten(-2).gather(-1, index).reshape(*x.shape[:-2], height, width)
 
 
 def _outside(hole: Tensor, height: int, width: int, side: int) -> Tensor:
-    """bool ``[..., B, H, W]``: the pixels that Cutout leaves; centre c removes [c - side//2, c - side//2 + side)."""
+    """bool ``[..., B, H, W]``: the pixels Cutout leaves; it takes [c - side//2, c - side//2 + side)."""
     row = torch.arange(height, device=hole.device) - ((hole[..., 0:1] * height) >> _BITS) + side // 2
     column = torch.arange(width, device=hole.device) - ((hole[..., 1:2] * width) >> _BITS) + side // 2
     row_kept = (row < 0) | (row >= side)
