@@ -1,0 +1,364 @@
+"""Who holds which example: the label-skewed partitions of the federated learning literature.
+
+A partition says for every example which client owns it, so that what comes out is disjoint and
+complete by construction. It depends on the labels, the number of clients and the seed alone.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedrecall import files
+from fedrecall.errors import UserError
+from fedrecall.specs import AT_LEAST_ONE, POSITIVE, Registry
+from fedrecall.streams import numpy_stream
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+PARTITIONS = Registry(
+    "partition",
+    {
+        "iid": "fedrecall.data.partitions:IID",
+        "shards": "fedrecall.data.partitions:Shards",
+        "lda": "fedrecall.data.partitions:LDA",
+        "dirichlet": "fedrecall.data.partitions:Dirichlet",
+        "classes": "fedrecall.data.partitions:Classes",
+        "exdir": "fedrecall.data.partitions:ExDir",
+    },
+)
+
+MOST_DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Partition(ABC):
+    """What all partitions share: a new one only says who owns each example."""
+
+    @abstractmethod
+    def owners(self, labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
+        """The client of every example; labels are 0..C-1, each of which occurs."""
+
+    def split(self, labels: ArrayLike, clients: int, seed: int) -> list[Ints]:
+        """The examples of every client: disjoint, complete, ascending, at least one each."""
+        found = _labels(labels)
+        if clients < 1:
+            raise UserError(f"a partition needs at least one client, not {clients}.")
+        if clients > len(found):
+            raise UserError(
+                f"{len(found)} examples cannot be shared by {clients} clients: use fewer clients."
+            )
+        codes = np.unique(found, return_inverse=True)[1].astype(np.int64)
+        owner = self.owners(codes, clients, numpy_stream(seed, "partition"))
+        sizes = np.bincount(owner, minlength=clients)
+        if not sizes.all():
+            raise UserError(
+                f"{self} leaves {int((sizes == 0).sum())} of {clients} clients without an example "
+                f"({len(found)} examples): use fewer clients."
+            )
+        return np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
+
+
+@dataclass(frozen=True)
+class IID(Partition):
+    """A random permutation cut into near-equal parts."""
+
+    def owners(self, labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
+        """The client of every example."""
+        owner = np.empty(len(labels), np.int64)
+        owner[rng.permutation(len(labels))] = np.repeat(np.arange(clients), even(len(labels), clients))
+        return owner
+
+
+@dataclass(frozen=True)
+class Shards(Partition):
+    """Shards of examples with the same label, a few per client at random (McMahan et al., 2017).
+
+    When clients times shards is a multiple of the number of classes, every class is cut into
+    equally many near-equal shards; otherwise the examples in order of their labels are, and a
+    shard may straddle classes. Nothing is dropped; a client may get one class twice.
+    """
+
+    s: Annotated[int, AT_LEAST_ONE] = 2
+    """Shards per client."""
+
+    def owners(self, labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
+        """The client of every example."""
+        shards, classes = clients * self.s, int(labels.max()) + 1
+        if shards > len(labels):
+            raise UserError(
+                f"partition shards: {clients} clients with {self.s} shards each are {shards} shards, "
+                f"but there are {len(labels)} examples: use fewer clients or shards."
+            )
+        if shards % classes == 0:
+            smallest = int(np.bincount(labels).min())
+            if smallest < shards // classes:
+                raise UserError(
+                    f"partition shards: the smallest class has {smallest} examples and cannot be cut "
+                    f"into {shards // classes} shards (N={clients}, s={self.s}): use fewer of either."
+                )
+            sizes = np.concatenate([even(n, shards // classes) for n in np.bincount(labels)])
+        else:
+            sizes = even(len(labels), shards)
+        client_of_shard = rng.permutation(shards) // self.s
+        owner = np.empty(len(labels), np.int64)
+        owner[by_class(labels, rng)] = np.repeat(client_of_shard, sizes)
+        return owner
+
+
+@dataclass(frozen=True)
+class LDA(Partition):
+    """Every class shared out by a draw from a symmetric Dirichlet distribution over the clients.
+
+    As in the reference implementations a client that already holds its even share of the data set
+    gets none of the classes that follow (``balance``), and the whole draw is repeated, up to 1,000
+    times, until every client has ``min_size`` examples.
+    """
+
+    alpha: Annotated[float, POSITIVE] = 0.1
+    """Concentration: the smaller, the fewer clients share a class."""
+    balance: bool = True
+    """No more classes for a client that holds examples / clients already."""
+    min_size: Annotated[int, AT_LEAST_ONE] = 10
+    """Fewest examples a client may have."""
+
+    def owners(self, labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
+        """The client of every example."""
+        sizes = np.bincount(labels)
+
+        def draw() -> Ints:
+            counts = np.zeros((len(sizes), clients), np.int64)
+            held = np.zeros(clients, np.int64)
+            for c, size in enumerate(sizes):
+                # A Dirichlet vector restricted to some of its entries and renormalised is Dirichlet.
+                takers = np.flatnonzero(held * clients < len(labels)) if self.balance else np.arange(clients)
+                counts[c, takers] = dirichlet_counts(size, np.full(len(takers), self.alpha), rng)
+                held += counts[c]
+            return counts
+
+        settings = f"partition lda: alpha={self.alpha:g}, balance={str(self.balance).lower()}"
+        return assign(labels, repeat(draw, self.min_size, clients, len(labels), settings), rng)
+
+
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """The draw of ``lda`` without balancing, as FedCAD and FedSSD use it."""
+
+    delta: Annotated[float, POSITIVE] = 0.5
+    """Concentration: the smaller, the fewer clients share a class."""
+    min_size: Annotated[int, AT_LEAST_ONE] = 10
+    """Fewest examples a client may have."""
+
+    def owners(self, labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
+        """The client of every example."""
+        concentration = np.full(clients, self.delta)
+
+        def draw() -> Ints:
+            return np.stack([dirichlet_counts(n, concentration, rng) for n in np.bincount(labels)])
+
+        settings = f"partition dirichlet: delta={self.delta:g}"
+        return assign(labels, repeat(draw, self.min_size, clients, len(labels), settings), rng)
+
+
+@dataclass(frozen=True)
+class Classes(Partition):
+    """Every client owns k classes chosen at random; a class is split evenly among its owners."""
+
+    k: Annotated[int, AT_LEAST_ONE] = 2
+    """Classes per client."""
+
+    def owners(self, labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
+        """The client of every example."""
+        sizes = np.bincount(labels)
+        enough_slots("classes", "k", self.k, clients, len(sizes))
+        chosen = np.argpartition(rng.random((clients, len(sizes))), self.k - 1, axis=1)[:, : self.k]
+        owns = np.zeros((len(sizes), clients), bool)
+        owns[chosen.T, np.arange(clients)] = True
+        for orphan in np.flatnonzero(~owns.any(axis=1)):
+            # There are at least as many slots as classes, so some class has two owners: one of them swaps.
+            shared = np.argwhere(owns & (owns.sum(axis=1) > 1)[:, None])
+            taken, client = shared[rng.integers(len(shared))]
+            owns[taken, client], owns[orphan, client] = False, True
+        counts = np.zeros(owns.shape, np.int64)
+        for c, size in enumerate(sizes):
+            takers = rng.permutation(np.flatnonzero(owns[c]))
+            counts[c, takers] = even(size, len(takers))
+        return assign(labels, counts, rng)
+
+
+@dataclass(frozen=True)
+class ExDir(Partition):
+    """Every client owns some classes, and a class is shared among its owners by a Dirichlet draw.
+
+    The classes are chosen so that all have an owner and no two differ by more than one owner.
+    The shares are drawn again, up to 1,000 times, until every client has ``min_size`` examples.
+    """
+
+    classes: Annotated[int, AT_LEAST_ONE] = 2
+    """Classes per client."""
+    alpha: Annotated[float, POSITIVE] = 10.0
+    """Concentration of the shares among the owners of a class."""
+    min_size: Annotated[int, AT_LEAST_ONE] = 1
+    """Fewest examples a client may have."""
+
+    def owners(self, labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
+        """The client of every example."""
+        sizes = np.bincount(labels)
+        enough_slots("exdir", "classes", self.classes, clients, len(sizes))
+        owns = np.zeros((len(sizes), clients), bool)
+        load = np.zeros(len(sizes), np.int64)
+        for client in rng.permutation(clients):  # each takes the least owned classes, ties at random
+            chosen = np.argsort(load + rng.random(len(load)))[: self.classes]
+            owns[chosen, client] = True
+            load[chosen] += 1
+
+        def draw() -> Ints:
+            counts = np.zeros(owns.shape, np.int64)
+            for c, size in enumerate(sizes):
+                takers = np.flatnonzero(owns[c])
+                counts[c, takers] = dirichlet_counts(size, np.full(len(takers), self.alpha), rng)
+            return counts
+
+        settings = f"partition exdir: classes={self.classes}, alpha={self.alpha:g}"
+        return assign(labels, repeat(draw, self.min_size, clients, len(labels), settings), rng)
+
+
+# Pieces that partitions are made of.
+
+
+def even(total: int, parts: int) -> Ints:
+    """Sizes of near-equal parts, the larger ones first."""
+    return np.full(parts, total // parts) + (np.arange(parts) < total % parts)
+
+
+def by_class(labels: Ints, rng: np.random.Generator) -> Ints:
+    """All examples, class after class, shuffled within each."""
+    shuffled = rng.permutation(len(labels))
+    return shuffled[np.argsort(labels[shuffled], kind="stable")]
+
+
+def assign(labels: Ints, counts: Ints, rng: np.random.Generator) -> Ints:
+    """The owner of every example, given how many of each class each client gets (``[C, N]``)."""
+    classes, clients = counts.shape
+    owner = np.empty(len(labels), np.int64)
+    owner[by_class(labels, rng)] = np.repeat(np.tile(np.arange(clients), classes), counts.ravel())
+    return owner
+
+
+def dirichlet_counts(total: int, concentration: Floats, rng: np.random.Generator) -> Ints:
+    """A total cut at the running sums of shares drawn from a Dirichlet distribution."""
+    cuts = np.rint(np.cumsum(rng.dirichlet(concentration)) * total).astype(np.int64)
+    cuts[-1] = total
+    return np.diff(np.minimum(cuts, total), prepend=0)
+
+
+def repeat(draw: Callable[[], Ints], least: int, clients: int, examples: int, settings: str) -> Ints:
+    """Draw counts until every client has the least number of examples, or say that it cannot be."""
+    if least * clients <= examples:
+        for _ in range(MOST_DRAWS):
+            counts = draw()
+            if counts.sum(axis=0).min() >= least:
+                return counts
+        reason = f"not in {MOST_DRAWS:,} draws"
+    else:
+        reason = f"there are only {examples} examples"
+    raise UserError(
+        f"{settings} cannot give each of N={clients} clients min_size={least} examples ({reason}): "
+        "use fewer clients, a larger concentration or a smaller min_size."
+    )
+
+
+def enough_slots(partition: str, field: str, each: int, clients: int, classes: int) -> None:
+    """Refuse what cannot give every client distinct classes and every class an owner."""
+    if each > classes:
+        raise UserError(
+            f"partition {partition}: {field} = {each} is more than the {classes} classes there are."
+        )
+    if clients * each < classes:
+        raise UserError(
+            f"partition {partition}: {clients} clients with {field} = {each} own at most {clients * each} "
+            f"of {classes} classes: use more clients or more classes per client."
+        )
+
+
+def _labels(labels: ArrayLike) -> Ints:
+    found = np.asarray(labels)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise UserError(f"labels must be a row of whole numbers, not {found.dtype} of shape {found.shape}.")
+    return found.astype(np.int64)
+
+
+# What a partition looks like.
+
+
+def label_counts(labels: ArrayLike, parts: Sequence[Ints], classes: int) -> Ints:
+    """Examples of each class at each client, ``[N, C]``."""
+    found = _labels(labels)
+    sizes = [len(part) for part in parts]
+    client = np.repeat(np.arange(len(parts)), sizes)
+    held = found[np.concatenate(parts)] if len(parts) else found[:0]
+    if len(held) and not 0 <= held.min() <= held.max() < classes:
+        raise UserError(f"labels run from {held.min()} to {held.max()}, but there are {classes} classes.")
+    return np.bincount(client * classes + held, minlength=len(parts) * classes).reshape(len(parts), classes)
+
+
+def label_distribution(counts: ArrayLike) -> Floats:
+    """FedNTD's eq. 6: each class's share ``[..., C]`` of a client's examples (no examples: all zero)."""
+    found = np.asarray(counts, np.float64)
+    shares: Floats = found / np.maximum(found.sum(axis=-1, keepdims=True), 1)
+    return shares
+
+
+def out_local_distribution(distribution: ArrayLike) -> Floats:
+    """FedNTD's eq. 7: (1 - p_c) / (C - 1), which weights most what the client lacks."""
+    p = np.asarray(distribution, np.float64)
+    if p.shape[-1] < 2:
+        raise UserError("an out-local distribution needs at least two classes.")
+    out: Floats = (1 - p) / (p.shape[-1] - 1)
+    return out
+
+
+# On disk: readable, and checked when it is read.
+
+_FORMAT = "fedrecall partition 1"
+
+
+def save(path: Path, parts: Sequence[Ints], meta: Mapping[str, Any]) -> None:
+    """Write a partition as JSON, whole or not at all."""
+    text = json.dumps(
+        {"format": _FORMAT, "meta": dict(meta), "clients": [np.asarray(p).tolist() for p in parts]},
+        separators=(",", ":"),
+    )
+    files.write(path, text.encode())
+
+
+def load(path: Path, examples: int | None = None) -> tuple[list[Ints], dict[str, Any]]:
+    """The clients' examples and the meta data of a saved partition.
+
+    Refused unless every client holds distinct whole numbers that no other client holds, below
+    ``examples`` when that is given.
+    """
+    held = files.read_json(path)
+    if not isinstance(held, dict) or held.get("format") != _FORMAT:
+        raise UserError(f"{path} is not a saved partition: its format is not {_FORMAT!r}.")
+    clients, meta = held.get("clients"), held.get("meta")
+    if not isinstance(clients, list) or not clients or not isinstance(meta, dict):
+        raise UserError(f"the partition {path} has no clients or no meta data.")
+    if not all(isinstance(part, list) and all(type(i) is int for i in part) for part in clients):
+        raise UserError(f"the partition {path} has a client that is not a list of whole numbers.")
+    flat = [i for part in clients for i in part]
+    if flat and min(flat) < 0:
+        raise UserError(f"the partition {path} names an example {min(flat)}.")
+    if flat and max(flat) >= (2**63 if examples is None else examples):
+        raise UserError(f"the partition {path} names example {max(flat)}, but there are {examples}.")
+    if len(set(flat)) != len(flat):
+        raise UserError(f"the partition {path} gives one example to two clients, or twice to one.")
+    return [np.asarray(part, np.int64) for part in clients], meta
