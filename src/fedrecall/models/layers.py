@@ -46,7 +46,7 @@ class KeyedDropout(nn.Module):
         if not 0 <= p <= 1:
             raise UserError(f"dropout needs a probability in [0, 1], not {p!r}.")
         self.p, self.salt, self.spatial = p, salt, spatial
-        self.calls = 0  # a layer applied twice in one forward pass draws twice
+        self.calls: int | None = None  # so far in this forward pass, once key_dropouts has it counted
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,8 +57,11 @@ class KeyedDropout(nn.Module):
             return x * 0
         spatial = 1 if self.spatial == 2 and x.dim() == 3 else self.spatial  # [N, C, L], as torch reads it
         shape = x.shape[: x.dim() - spatial] + (1,) * spatial
-        drawn = keyed_uniform(self.key, self.salt + (self.calls << 16), shape)
-        self.calls += 1
+        salt = self.salt
+        if self.calls is not None:  # a layer applied twice in one pass draws twice
+            salt += self.calls << 16
+            self.calls += 1
+        drawn = keyed_uniform(self.key, salt, shape)
         return torch.where(drawn >= round(self.p * 2**32), x * (1 / (1 - self.p)), 0.0)
 
     def extra_repr(self) -> str:

@@ -1,0 +1,16 @@
+"""Every algorithm by name: adding one is a file beside this one and a line here."""
+
+from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.specs import Registry
+
+__all__ = ["ALGORITHMS", "FedAvg"]
+
+ALGORITHMS = Registry(
+    "algorithm",
+    {
+        "fedavg": "fedrecall.algorithms.fedavg:FedAvg",
+        "fedprox": "fedrecall.algorithms.fedprox:FedProx",
+        "fedntd": "fedrecall.algorithms.fedntd:FedNTD",
+        "fedseq": "fedrecall.algorithms.fedseq:FedSeq",
+    },
+)

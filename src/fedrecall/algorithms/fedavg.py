@@ -1,0 +1,102 @@
+"""FedAvg, and by inheritance what every algorithm does where it says nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor, nn
+
+from fedrecall.algorithms.hooks import Cohort, Sgd
+from fedrecall.batches import Batch, LocalData
+from fedrecall.losses import cross_entropy
+from fedrecall.models.model import Model, Params, Student, Weights
+
+
+class Server(NamedTuple):
+    """What the server keeps between rounds."""
+
+    weights: Weights
+
+
+class Down(NamedTuple):
+    """What travels to a client."""
+
+    weights: Weights
+
+
+class Memory(NamedTuple):
+    """What a client keeps between its visits: nothing."""
+
+
+class Anchor(NamedTuple):
+    """What a client holds on to while it trains."""
+
+    weights: Weights
+    """The model that arrived, the teacher of distillation."""
+
+
+class Up(NamedTuple):
+    """What travels back."""
+
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """Federated averaging (McMahan et al., AISTATS 2017).
+
+    Clients minimise cross-entropy; the server averages their models by numbers of examples.
+    """
+
+    sequential: ClassVar[bool] = False
+    """Whether a round is one chain of all sampled clients unless the user says otherwise."""
+    every_link: ClassVar[bool] = False
+    """Whether `aggregate` is given every client's upload rather than each chain's last."""
+    auxiliary_per_class: ClassVar[int] = 0
+    """Examples of each class that the server holds for itself."""
+
+    def equip(self, module: nn.Module) -> nn.Module:
+        """The user's network with what this algorithm adds to it."""
+        return module
+
+    def start(self, weights: Weights) -> Any:
+        """The server's state before the first round."""
+        return Server(weights)
+
+    def remember(self, weights: Weights) -> Any:
+        """A client's memory before its first visit, given the weights that arrive then."""
+        return Memory()
+
+    def arrange(self, sampled: Sequence[int], round_number: int) -> Sequence[int]:
+        """The order in which the sampled clients (a random one) form the chains."""
+        return sampled
+
+    def broadcast(self, model: Model, server: Any, auxiliary: LocalData | None) -> Any:
+        """What the server sends at the start of a round."""
+        return Down(server.weights)
+
+    def prepare(self, model: Model, down: Any, memory: Any, data: LocalData) -> Any:
+        """What the client holds on to while it trains."""
+        return Anchor(down.weights)
+
+    def loss(self, model: Student, params: Params, anchor: Any, batch: Batch) -> Tensor:
+        """The local objective on one batch."""
+        return batch.mean(cross_entropy(model(params, batch.x), batch.y))
+
+    def correct(self, grads: Params, anchor: Any) -> Params:
+        """The gradient that the optimiser is given (weight decay and momentum come after)."""
+        return grads
+
+    def finish(
+        self, model: Model, weights: Weights, anchor: Any, memory: Any, data: LocalData, sgd: Sgd
+    ) -> tuple[Any, Any]:
+        """What the client sends back and what it keeps."""
+        return Up(weights), memory
+
+    def relay(self, down: Any, up: Any) -> Any:
+        """What the next client of a chain receives."""
+        return down._replace(weights=up.weights)
+
+    def aggregate(self, server: Any, ups: Any, cohort: Cohort) -> Any:
+        """The server's state after the round."""
+        return server._replace(weights=cohort.mean(ups.weights))

@@ -1,0 +1,71 @@
+"""What the hooks of an algorithm are given, besides its own tuples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedrecall import trees
+
+Tree = TypeVar("Tree")
+
+
+class Sgd(NamedTuple):
+    """The optimiser of one visit."""
+
+    lr: float
+    """Learning rate of this round."""
+    momentum: float
+    weight_decay: float
+    steps: int
+    """Number of batches the visit trains on, K."""
+
+    def effective_steps(self, momentum_aware: bool = True) -> float:
+        """By how many gradients' length K steps move: with momentum more than K.
+
+        (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho), FedNova's ||a||_1 for momentum rho.
+        """
+        rho, k = self.momentum, self.steps
+        if not momentum_aware or rho == 0:
+            return float(k)
+        return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Who the stacked uploads of a round come from."""
+
+    clients: Sequence[int]
+    """Number of the client behind each upload."""
+    shares: Sequence[float]
+    """Weight of each upload: its chain's examples over those of all chains; they sum to one."""
+    population: int
+    """N, how many clients the federation has."""
+    sampled: int
+    """M, how many clients took part in the round, in all chains together."""
+    link: Sequence[int]
+    """Place of each upload's client in its chain."""
+    chain: Sequence[int]
+    """Chain of each upload's client."""
+
+    def mean(self, stacked: Tree, shares: Sequence[float] | None = None) -> Tree:
+        """The weighted mean over the leading axis; integers are rounded to the nearest.
+
+        Summed in the uploads' order, whatever the number of threads: bit for bit repeatable.
+        """
+        weights = self.shares if shares is None else shares
+
+        def average(values: Tensor) -> Tensor:
+            exact = values if values.is_floating_point() else values.double()
+            total = torch.zeros_like(exact[0])
+            for value, weight in zip(exact, weights, strict=True):
+                total.add_(value, alpha=weight)
+            return total if values.is_floating_point() else total.round().to(values.dtype)
+
+        return trees.transform(average, stacked)
+
+    def uniform(self) -> list[float]:
+        """Equal shares."""
+        return [1 / len(self.clients)] * len(self.clients)

@@ -1,0 +1,42 @@
+"""A backend is a map over the clients of one link."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.data.federation import Federation
+from fedrecall.models.model import Model
+from fedrecall.training import Recipe, Visit
+
+
+class Job(NamedTuple):
+    """One visit to make."""
+
+    chain: int
+    client: int
+    round: int
+    down: Any
+    """What the algorithm sends; the same object in all jobs that receive the same."""
+    memory: Any
+
+
+@dataclass(frozen=True)
+class Work:
+    """What stays the same over a run."""
+
+    algorithm: FedAvg
+    model: Model
+    recipe: Recipe
+    federation: Federation
+    seed: int
+
+
+class Backend(Protocol):
+    """Where visits are made. Every backend returns what `serial` returns."""
+
+    def map(self, jobs: Sequence[Job]) -> Iterator[Visit]:
+        """The visits in the order of their jobs."""
+
+    def close(self) -> None:
+        """Free what the backend holds."""

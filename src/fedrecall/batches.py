@@ -1,0 +1,47 @@
+"""What an algorithm's hooks see of a client's examples."""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """Examples for one step."""
+
+    x: Tensor  # [B, C, H, W], normalised and augmented
+    y: Tensor  # [B]
+    place: Tensor  # [B], each example's place in the client's data
+    mask: Tensor | None = None  # [B], False where an example only fills up a batch
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over the examples of ``values`` ([B], one number an example)."""
+        if self.mask is None:
+            return values.mean()
+        zero = torch.zeros((), dtype=values.dtype, device=values.device)
+        return torch.where(self.mask, values, zero).sum() / self.mask.sum()
+
+
+class LocalData(Protocol):
+    """A client's examples as `prepare` and `finish` see them."""
+
+    classes: int
+
+    def __len__(self) -> int:
+        """How many examples there are."""
+
+    @property
+    def augmented(self) -> bool:
+        """Whether an example looks different each time training draws it."""
+
+    @property
+    def counts(self) -> Tensor:
+        """Examples of each class, [C]."""
+
+    @property
+    def distribution(self) -> Tensor:
+        """The label distribution p^k, [C], float64."""
+
+    def batches(self, size: int = 100) -> Iterator[Batch]:
+        """All examples once, in order, without augmentation."""

@@ -1,0 +1,151 @@
+"""The configuration of a run: one validated tree, from YAML, from the command line, from Python."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+
+from fedrecall import specs
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.data.augmentation import Augmentation, default_for
+from fedrecall.data.datasets import DATASETS
+from fedrecall.data.partitions import PARTITIONS
+from fedrecall.errors import UserError
+from fedrecall.measures import MEASURES
+from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE
+from fedrecall.training import Recipe
+
+Spec = Any  # a name, "name:value,key=value", or a mapping with a name
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that determines a run's result, and how it is computed."""
+
+    algorithm: Spec = "fedavg"
+    """The algorithm and its hyperparameters."""
+    dataset: Spec = "digits"
+    """The data set."""
+    partition: Spec = "shards:2"
+    """How the training split is divided among clients."""
+    model: Spec = "cnn"
+    """The network: a name, or a module of your own as package.module:factory or file.py:factory."""
+    clients: Annotated[int, AT_LEAST_ONE] = 100
+    """Number of clients, N."""
+    sample: Annotated[int | float, POSITIVE] = 0.1
+    """Clients sampled each round: a count, or a share below 1."""
+    chains: Annotated[int | None, AT_LEAST_ONE] = None
+    """Chains that train side by side; by default one for sequential algorithms, else one a client."""
+    rounds: Annotated[int, AT_LEAST_ONE] = 200
+    """Number of rounds, T."""
+    training: Recipe = field(default_factory=Recipe)
+    """How a client trains."""
+    augmentation: str | None = None
+    """Training augmentation, such as crop+flip+cutout; by default what suits the data set."""
+    auxiliary_per_class: Annotated[int | None, NON_NEGATIVE] = None
+    """Training examples of each class set apart for the server; by default what the algorithm needs."""
+    seed: Annotated[int, NON_NEGATIVE] = 0
+    """Seed of everything random."""
+    partition_seed: Annotated[int | None, NON_NEGATIVE] = None
+    """Seed of the partition alone; by default the run's seed."""
+    precision: Literal["float32", "float64", "bfloat16"] = "float32"
+    """Arithmetic of training; bfloat16 keeps the weights themselves in float32."""
+    evaluate_every: Annotated[int, AT_LEAST_ONE] = 1
+    """Rounds from one evaluation on the test split to the next."""
+    measures: tuple[str, ...] = ()
+    """What else to record, see `fedrecall list measures`."""
+    backend: str = "auto"
+    """Where clients are trained."""
+    workers: Annotated[int | None, AT_LEAST_ONE] = None
+    """Workers of the backend; by default what the machine has."""
+    device: str = "auto"
+    """Device of the vectorised backend: auto, cpu, cuda."""
+    checkpoint_every: Annotated[int, AT_LEAST_ONE] = 1
+    """Rounds from one checkpoint to the next."""
+    on_failure: Literal["exclude", "stop"] = "exclude"
+    """What a client's NaN does: leave it out of the round, or stop the run."""
+
+    def __post_init__(self) -> None:
+        """Complete and check what depends on more than one field."""
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        put("algorithm", ALGORITHMS.spec(ALGORITHMS.make(self.algorithm)))
+        put("dataset", DATASETS.spec(DATASETS.make(self.dataset)))
+        put("partition", PARTITIONS.spec(PARTITIONS.make(self.partition)))
+        for measure in self.measures:
+            MEASURES.make(measure)
+        augmentation = self.augmentation
+        if augmentation is None:
+            augmentation = str(default_for(self.dataset["name"]))
+        put("augmentation", str(Augmentation.parse(augmentation)))
+        if self.sampled > self.clients:
+            raise UserError(f"sample = {self.sample} of {self.clients} clients: there are not that many.")
+        if self.chains is not None and self.chains > self.sampled:
+            raise UserError(
+                f"chains = {self.chains} needs at least as many sampled clients, not {self.sampled}."
+            )
+
+    @property
+    def sampled(self) -> int:
+        """M, how many clients take part in a round."""
+        if isinstance(self.sample, float) and self.sample < 1:
+            return max(1, round(self.sample * self.clients))
+        return int(self.sample)
+
+
+# What may differ between a run and its continuation: how far and where, not what.
+MAY_CHANGE = ("rounds", "backend", "workers", "device", "checkpoint_every", "evaluate_every", "measures")
+
+
+def make(values: Mapping[str, Any]) -> Config:
+    """A config from outside values, each checked."""
+    values = dict(values)
+    if "training" in values and not isinstance(values["training"], Recipe):
+        values["training"] = specs.build(Recipe, _mapping(values["training"], "training"), "training")
+    return specs.build(Config, values, "config")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"config {path} cannot be read: {error}.") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UserError(f"config {path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    return _mapping(found if found is not None else {}, f"config {path}")
+
+
+def override(values: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with dotted keys (``training.lr``, ``algorithm.beta``) replaced."""
+    result = dict(values)
+    registries = {"algorithm": ALGORITHMS, "dataset": DATASETS, "partition": PARTITIONS}
+    for key, value in assignments.items():
+        head, _, rest = key.partition(".")
+        if not rest:
+            result[head] = value
+            continue
+        inner = result.get(head, {})
+        if isinstance(inner, str) and head in registries:  # "fedntd:beta=2" as a mapping
+            inner = registries[head].spec(registries[head].make(inner))
+        elif dataclasses.is_dataclass(inner) and not isinstance(inner, type):
+            inner = specs.plain(inner)
+        elif head in registries and not inner:
+            default = getattr(Config, head)
+            inner = registries[head].spec(registries[head].make(default))
+        result[head] = override(_mapping(inner, head), {rest: value})
+    return result
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    """The effective config as JSON and YAML hold it; `make` takes it back."""
+    values = specs.plain(config)
+    return {**values, "training": specs.plain(config.training), "measures": list(config.measures)}
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{where} must be a mapping of keys to values, not {value!r}.")
+    return {str(k): v for k, v in value.items()}

@@ -1,0 +1,75 @@
+"""A data set divided among clients, the server's auxiliary examples, and the test set."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedrecall import streams
+from fedrecall.data.augmentation import Augmentation
+from fedrecall.data.client import ClientData
+from fedrecall.data.datasets import Dataset
+from fedrecall.data.partitions import label_counts
+from fedrecall.errors import UserError
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Who holds which examples."""
+
+    dataset: Dataset
+    parts: Sequence[np.ndarray]
+    """Places in the training split of each client's examples."""
+    augmentation: Augmentation
+    dtype: torch.dtype = torch.float32
+    auxiliary_part: np.ndarray | None = None
+    """Places of the examples that the server holds for itself; no client has them."""
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def client(self, number: int) -> ClientData:
+        """One client's data."""
+        return self._data(self.parts[number], self.augmentation)
+
+    def size(self, number: int) -> int:
+        """How many examples a client has."""
+        return len(self.parts[number])
+
+    @property
+    def auxiliary(self) -> ClientData | None:
+        """The server's own examples."""
+        return None if self.auxiliary_part is None else self._data(self.auxiliary_part, Augmentation())
+
+    @property
+    def test(self) -> ClientData:
+        """The whole test split."""
+        split, d = self.dataset.test, self.dataset
+        return ClientData(split.x, split.y, d.classes, d.mean, d.std, dtype=self.dtype)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Examples of each class at each client, [N, C]."""
+        return label_counts(self.dataset.train.y.numpy(), self.parts, self.dataset.classes)
+
+    def _data(self, part: np.ndarray, augmentation: Augmentation) -> ClientData:
+        index, train, d = torch.from_numpy(part), self.dataset.train, self.dataset
+        return ClientData(train.x[index], train.y[index], d.classes, d.mean, d.std, augmentation, self.dtype)
+
+
+def set_apart(labels: np.ndarray, classes: int, per_class: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(what clients may share, the server's ``per_class`` examples of each class), both sorted."""
+    stream = streams.numpy_stream(seed, "auxiliary")
+    chosen = []
+    for c in range(classes):
+        places = np.flatnonzero(labels == c)
+        if len(places) < per_class:
+            raise UserError(
+                f"the server cannot hold {per_class} auxiliary examples of each class: "
+                f"class {c} has {len(places)}."
+            )
+        chosen.append(stream.choice(places, per_class, replace=False))
+    auxiliary = np.sort(np.concatenate(chosen)).astype(np.int64)
+    rest = np.setdiff1d(np.arange(len(labels), dtype=np.int64), auxiliary, assume_unique=True)
+    return rest, auxiliary

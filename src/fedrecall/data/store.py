@@ -1,0 +1,191 @@
+"""A data set in memory and on disk: as one memory-mapped cache file, or in parts to carry elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedrecall import files
+from fedrecall.errors import UserError
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples and their labels."""
+
+    x: Tensor
+    """uint8 ``[n, C, H, W]`` of images, float32 ``[n, F]`` of tables."""
+    y: Tensor
+    """int64 ``[n]``."""
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training and a test split with what is needed to normalise them. Its tensors are read only."""
+
+    name: str
+    class_names: tuple[str, ...]
+    train: Split
+    test: Split
+    mean: Tensor
+    """float32 ``[C]``: the training images' channel means on the scale 0 to 1 (tables: of the columns)."""
+    std: Tensor
+    """float32 ``[C]``: their standard deviations; 1 for a channel that never varies."""
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.class_names)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example: (C, H, W), or (F,) of a table."""
+        return tuple(self.train.x.shape[1:])
+
+
+def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel on the scale 0 to 1, or of each column of a table."""
+    if x.is_floating_point():
+        wide = x.double()
+        mean, std = wide.mean(0), wide.std(0, correction=0)
+    else:
+        histogram = torch.zeros(x.shape[1], 256, dtype=torch.float64)
+        for chunk in x.split(4096):  # bincount widens what it counts
+            for channel in range(x.shape[1]):
+                histogram[channel] += torch.bincount(chunk[:, channel].flatten(), minlength=256)
+        value = torch.arange(256, dtype=torch.float64) / 255
+        share = histogram / histogram.sum(1, keepdim=True)
+        mean = share @ value
+        std = (share * (value - mean[:, None]) ** 2).sum(1).sqrt()
+    return mean.float(), torch.where(std > 0, std, 1.0).float()
+
+
+_ARRAYS = ("train.x", "train.y", "test.x", "test.y", "mean", "std")
+
+
+def _arrays(dataset: Dataset) -> dict[str, Tensor]:
+    d = dataset
+    held = (d.train.x, d.train.y, d.test.x, d.test.y, d.mean, d.std)
+    return {name: t.contiguous() for name, t in zip(_ARRAYS, held, strict=True)}
+
+
+def _dataset(name: str, class_names: Any, arrays: dict[str, Tensor]) -> Dataset:
+    """Put together what was read, or a ValueError when it does not fit together."""
+    if not isinstance(class_names, list) or not all(isinstance(c, str) for c in class_names):
+        raise ValueError("no class names")
+    if set(arrays) != set(_ARRAYS):
+        raise ValueError("arrays missing")
+    train = Split(arrays["train.x"], arrays["train.y"])
+    test = Split(arrays["test.x"], arrays["test.y"])
+    for split in (train, test):
+        if split.x.dtype not in (torch.uint8, torch.float32) or split.y.dtype != torch.int64:
+            raise ValueError("wrong types")
+        if split.y.ndim != 1 or len(split.x) != len(split.y) or split.x.shape[1:] != train.x.shape[1:]:
+            raise ValueError("wrong shapes")
+        if len(split) and not 0 <= int(split.y.min()) <= int(split.y.max()) < len(class_names):
+            raise ValueError("labels out of range")
+    if train.x.ndim not in (2, 4) or any(arrays[n].shape != train.x.shape[1:2] for n in ("mean", "std")):
+        raise ValueError("wrong shapes")
+    return Dataset(name, tuple(class_names), train, test, arrays["mean"], arrays["std"])
+
+
+def save(path: Path, dataset: Dataset) -> None:
+    """Write a cache file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        metadata = {"name": dataset.name, "class_names": json.dumps(dataset.class_names)}
+        save_file(_arrays(dataset), temporary, metadata)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load(path: Path) -> Dataset | None:
+    """Map a cache file into memory; None when it is missing or damaged."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        return _dataset(metadata["name"], json.loads(metadata["class_names"]), load_file(path))
+    except (OSError, safetensors.SafetensorError, ValueError, KeyError, RuntimeError):
+        return None
+
+
+_INDEX = "dataset.json"
+_FORMAT = "fedrecall dataset 1"
+
+
+def export(dataset: Dataset, folder: Path, part_bytes: int = 60 * 2**20) -> list[Path]:
+    """Write a data set as compressed parts, none larger than ``part_bytes``; the files written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = _arrays(dataset)
+    written, parts = [], []
+    for name in ("train.x", "train.y", "test.x", "test.y"):
+        array = arrays[name].numpy()
+        row = max(array[:1].nbytes, 1)
+        rows = int(part_bytes * 0.99 - 1024) // row  # what does not compress grows by less than a hundredth
+        if rows < 1:
+            raise UserError(f"parts of {part_bytes} bytes cannot hold one example of {row} bytes.")
+        for start in range(0, len(array), rows):
+            path = folder / f"{name}-{start // rows:04d}.npz"
+            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            try:
+                with open(temporary, "wb") as file:
+                    np.savez_compressed(file, array=array[start : start + rows])
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+            written.append(path)
+            parts.append([name, path.name])
+    index = {
+        "format": _FORMAT,
+        "name": dataset.name,
+        "class_names": dataset.class_names,
+        "mean": dataset.mean.tolist(),
+        "std": dataset.std.tolist(),
+        "parts": parts,
+    }
+    files.write_json(folder / _INDEX, index)  # last: a folder without it is not an export
+    return [*written, folder / _INDEX]
+
+
+def is_export(folder: Path) -> bool:
+    """Whether ``export`` wrote this folder."""
+    return (folder / _INDEX).is_file()
+
+
+def load_export(folder: Path) -> Dataset:
+    """Join the parts that ``export`` wrote."""
+    index = files.read_json(folder / _INDEX)
+    try:
+        if index["format"] != _FORMAT:
+            raise ValueError(f"its format is not {_FORMAT!r}")
+        found: dict[str, list[np.ndarray[Any, Any]]] = {}
+        for name, file in index["parts"]:
+            if Path(file).name != file:
+                raise ValueError(f"{file!r} is not a file name")
+            with np.load(folder / file, allow_pickle=False) as held:
+                found.setdefault(name, []).append(held["array"])
+        arrays = {name: torch.from_numpy(np.concatenate(parts)) for name, parts in found.items()}
+        for name in ("mean", "std"):
+            arrays[name] = torch.tensor(index[name], dtype=torch.float32)
+        return _dataset(str(index["name"]), index["class_names"], arrays)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"the exported data set {folder} cannot be read: {error}.") from error

@@ -1,0 +1,417 @@
+"""The loop over rounds: play, evaluate, measure, record, checkpoint; resume; stop on a signal."""
+
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fedrecall import config as configs
+from fedrecall import files, rounds, streams, trees
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.backends import open_backend
+from fedrecall.backends.backend import Work
+from fedrecall.config import Config
+from fedrecall.data import partitions
+from fedrecall.data.augmentation import Augmentation
+from fedrecall.data.datasets import Dataset, load
+from fedrecall.data.federation import Federation, set_apart
+from fedrecall.data.partitions import PARTITIONS
+from fedrecall.errors import UserError
+from fedrecall.measures import MEASURES
+from fedrecall.measures.accuracy import accuracy, class_accuracy, consistency, evaluate, forgetting
+from fedrecall.measures.moment import Moment
+from fedrecall.memories import Memories
+from fedrecall.models.model import Model, Weights
+from fedrecall.models.networks import build
+from fedrecall.records import Checkpoint, RunFolder
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
+
+
+class Sink(Protocol):
+    """Whoever wants to know how a run goes: a progress bar, TensorBoard, a notebook."""
+
+    def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
+        """The run starts, after the rounds in ``history``."""
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """A round was played."""
+
+    def end(self) -> None:
+        """The run is over, finished or not."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run stopped on a signal after saving; it can be resumed."""
+
+    def __init__(self, signum: int, round_number: int):
+        super().__init__(f"stopped after round {round_number}")
+        self.signum = signum
+        self.round_number = round_number
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    config: Config
+    history: list[dict[str, Any]]
+    """One record a round, as in metrics.jsonl."""
+    weights: Weights
+    """The final global model."""
+    model: Model
+    federation: Federation
+    out: Path | None
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy of the last round on the test split."""
+        return float(self.history[-1]["accuracy"])
+
+    @property
+    def forgetting(self) -> float:
+        """Forgetting F after the last round."""
+        return float(self.history[-1]["forgetting"])
+
+
+class Experiment:
+    """One run of one algorithm over one federation."""
+
+    def __init__(
+        self,
+        config: Config,
+        out: Path | str | None = None,
+        *,
+        resume: bool = False,
+        dataset: Dataset | None = None,
+        data_root: Path | None = None,
+        sinks: Sequence[Sink] = (),
+    ):
+        """``dataset`` replaces the one that the config names; ``out`` is the run folder, if any."""
+        self.config = config
+        self.folder = RunFolder(Path(out)) if out is not None else None
+        self.sinks = list(sinks)
+        self._stop: int | None = None
+        if self.folder is not None:
+            self._claim(self.folder, resume)
+        try:
+            self._build(dataset, data_root)
+        except BaseException:
+            if self.folder is not None:
+                self.folder.release()
+            raise
+
+    def _claim(self, folder: RunFolder, resume: bool) -> None:
+        folder.acquire()
+        try:
+            if not folder.started:
+                return
+            if not resume:
+                raise UserError(
+                    f"{folder.path} already holds a run: continue it with --resume, or give another --out."
+                )
+            before, now = folder.config(), configs.as_dict(self.config)
+            for key in now:
+                if key not in configs.MAY_CHANGE and before.get(key) != now[key]:
+                    raise UserError(
+                        f"{folder.path} was begun with {key} = {before.get(key)!r}, not {now[key]!r}: "
+                        "resume it as it was, or give another --out."
+                    )
+        except BaseException:
+            folder.release()
+            raise
+
+    def _build(self, dataset: Dataset | None, data_root: Path | None) -> None:
+        config = self.config
+        self.algorithm: FedAvg = ALGORITHMS.make(config.algorithm)
+        dataset = dataset if dataset is not None else load(config.dataset, root=data_root)
+        self.federation = federate(config, dataset, self.algorithm, self.folder)
+        self.model = make_model(config, dataset, self.algorithm)
+        weights = self.model.initial()
+        self.server = self.algorithm.start(weights)
+        memories = self.folder.path / "memories" if self.folder else None
+        self.memories = Memories(self.algorithm.remember(weights), memories)
+        self.history: list[dict[str, Any]] = []
+        if self.folder is not None and self.folder.started:
+            self._restore(self.folder)
+        if self.folder is not None:
+            if not self.folder.started:
+                partitions.save(self.folder.path / "partition.json", self.federation.parts, {})
+            files.write_json(self.folder.path / "config.json", configs.as_dict(config))
+            _note_start(self.folder.path / "made.json")
+
+    def _restore(self, folder: RunFolder) -> None:
+        for checkpoint in folder.checkpoints():
+            try:
+                server = trees.restore(self.server, checkpoint.arrays, "checkpoint")
+            except ValueError:
+                continue
+            self.server = server
+            self.memories.load(checkpoint.memories)
+            self.history = folder.rewind(checkpoint.round_number)
+            if len(self.history) != checkpoint.round_number:
+                raise UserError(
+                    f"{folder.path}/metrics.jsonl lacks rounds before round {checkpoint.round_number}."
+                )
+            return
+        self.history = folder.rewind(0)
+
+    def run(self) -> Result:
+        """Play the rounds that are left."""
+        backend = None
+        try:
+            work = Work(self.algorithm, self.model, self.config.training, self.federation, self.config.seed)
+            for sink in self.sinks:
+                sink.begin(configs.as_dict(self.config), self.history)
+            with self._signals():
+                if len(self.history) < self.config.rounds:
+                    backend = open_backend(self.config.backend, work)
+                for round_number in range(len(self.history) + 1, self.config.rounds + 1):
+                    assert backend is not None
+                    self._round(round_number, backend)
+                    if self._stop is not None and round_number < self.config.rounds:
+                        raise Interrupted(self._stop, round_number)
+        finally:
+            if backend is not None:
+                backend.close()
+            for sink in self.sinks:
+                sink.end()
+            self.memories.close()
+            if self.folder is not None:
+                self.folder.release()
+        return Result(
+            self.config,
+            self.history,
+            self.server.weights,
+            self.model,
+            self.federation,
+            self.folder.path if self.folder else None,
+        )
+
+    def _round(self, number: int, backend: Any) -> None:
+        config, clock = self.config, Clock()
+        before: Weights = self.server.weights
+        played = rounds.play(
+            self.algorithm,
+            self.model,
+            self.server,
+            self.memories,
+            backend,
+            self.federation.auxiliary,
+            population=len(self.federation),
+            sampled=rounds.sample(len(self.federation), config.sampled, config.seed, number),
+            chain_count=config.chains or (1 if self.algorithm.sequential else config.sampled),
+            round_number=number,
+        )
+        failures = [v.failure for v in played.visits if v.failure is not None]
+        self._check_failures(failures, len(played.visits))
+        self.server = played.server
+        good = [v for v in played.visits if v.failure is None]
+        record: dict[str, Any] = {
+            "round": number,
+            "lr": config.training.sgd(number, 1).lr,
+            "chains": played.chains,
+            "train_loss": sum(v.loss for v in good) / len(good),
+            "failures": [str(f) for f in failures],
+            "bytes_down": played.bytes_down,
+            "bytes_up": played.bytes_up,
+            "seconds": {"train": clock.lap(), "clients": [round(v.seconds, 6) for v in played.visits]},
+        }
+        if number % config.evaluate_every == 0 or number == config.rounds:
+            evaluation = evaluate(self.model, self.server.weights, self.federation.test)
+            record |= self._accuracies(evaluation.confusion, evaluation.loss)
+            record["seconds"]["evaluate"] = clock.lap()
+            moment = Moment(
+                number,
+                self.model,
+                self.federation,
+                before,
+                self.server.weights,
+                played.chains,
+                played.visits,
+                evaluation,
+            )
+            for name in config.measures:
+                record.setdefault("measures", {})[name] = MEASURES.make(name)(moment)
+                record["seconds"].setdefault("measures", {})[name] = clock.lap()
+        self.history.append(record)
+        self._save(number, record, clock)
+        for sink in self.sinks:
+            sink.record(record)
+
+    def _check_failures(self, failures: Sequence[Any], visits: int) -> None:
+        if failures and self.config.on_failure == "stop":
+            raise UserError(f"{failures[0]}. The last good model is kept.")
+        if len(failures) == visits:
+            raise UserError(
+                f"every client of the round failed, first {failures[0]}. The last good model is kept."
+            )
+
+    def _accuracies(self, confusion: np.ndarray, loss: float) -> dict[str, Any]:
+        classes = class_accuracy(confusion)
+        curve = np.array([r["class_accuracy"] for r in self.history if "class_accuracy" in r] + [classes])
+        return {
+            "accuracy": accuracy(confusion),
+            "loss": loss,
+            "class_accuracy": [float(a) for a in classes],
+            "forgetting": forgetting(curve),
+            "consistency": consistency(curve[-2], classes) if len(curve) > 1 else None,
+        }
+
+    def _save(self, number: int, record: dict[str, Any], clock: "Clock") -> None:
+        if self.folder is None:
+            return
+        last = number == self.config.rounds or self._stop is not None
+        due = last or number % self.config.checkpoint_every == 0
+        if due:
+            saved = self.memories.save()
+            record["seconds"]["memories"] = clock.lap()
+        self.folder.append(record)
+        if due:
+            used = self.folder.save(Checkpoint(number, trees.arrays(self.server), saved))
+            self.memories.prune(used)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first SIGINT or SIGTERM lets the round finish; a second one stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(signum: int, _frame: Any) -> None:
+            if self._stop is not None:
+                raise KeyboardInterrupt
+            self._stop = signum
+
+        old = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for signum, handler in old.items():
+                signal.signal(signum, handler)
+
+
+class Clock:
+    """Seconds between events."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last call."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        return round(seconds, 6)
+
+
+def federate(
+    config: Config, dataset: Dataset, algorithm: FedAvg, folder: RunFolder | None = None
+) -> Federation:
+    """Divide the data set as the config says, or as the run folder has it."""
+    labels = dataset.train.y.numpy()
+    seed = config.seed if config.partition_seed is None else config.partition_seed
+    per_class = config.auxiliary_per_class
+    per_class = algorithm.auxiliary_per_class if per_class is None else per_class
+    if per_class < algorithm.auxiliary_per_class:
+        raise UserError(
+            f"{config.algorithm['name']} needs auxiliary_per_class >= {algorithm.auxiliary_per_class}, not {per_class}."
+        )
+    rest, auxiliary = np.arange(len(labels), dtype=np.int64), None
+    if per_class:
+        rest, auxiliary = set_apart(labels, dataset.classes, per_class, seed)
+    saved = folder.path / "partition.json" if folder is not None else None
+    if saved is not None and saved.exists():
+        parts, _ = partitions.load(saved, len(labels))
+    else:
+        split = PARTITIONS.make(config.partition).split(labels[rest], config.clients, seed)
+        parts = [rest[part] for part in split]
+    augmentation = Augmentation.parse(config.augmentation or "none")
+    return Federation(dataset, parts, augmentation, DTYPES[config.precision], auxiliary)
+
+
+def make_model(config: Config, dataset: Dataset, algorithm: FedAvg) -> Model:
+    """The config's network with the initial weights that its seed gives."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(streams.key(config.seed, "model"))
+        module = algorithm.equip(build(config.model, dataset.shape, dataset.classes))
+    module = module.to(DTYPES[config.precision])
+    return Model(module, compute=torch.bfloat16 if config.precision == "bfloat16" else None)
+
+
+def run(out: Path | str | None = None, *, resume: bool = False, **settings: Any) -> Result:
+    """Run one experiment: ``fedrecall.run(algorithm="fedntd", dataset="digits", rounds=10)``.
+
+    Settings are those of the config; ``dataset`` may also be a `Dataset` object, ``sinks`` a list.
+    """
+    given = settings.pop("dataset", None)
+    sinks = settings.pop("sinks", ())
+    root = settings.pop("data_root", None)
+    dataset = given if isinstance(given, Dataset) else None
+    if given is not None and dataset is None:
+        settings["dataset"] = given
+    plain = {k: v for k, v in settings.items() if "." not in k}
+    config = configs.make(configs.override(plain, {k: v for k, v in settings.items() if "." in k}))
+    return Experiment(config, out, resume=resume, dataset=dataset, data_root=root, sinks=sinks).run()
+
+
+def _note_start(path: Path) -> None:
+    starts = files.read_json(path) if path.exists() else []
+    if not isinstance(starts, list):
+        raise UserError(f"{path} is damaged: delete it to go on.")
+    files.write_json(path, [*starts, environment()])
+
+
+def environment() -> dict[str, Any]:
+    """What made a result: versions, hardware, git revision, command, time."""
+    packages = ("fedrecall", "torch", "numpy", "safetensors", "datasets", "ray", "flwr")
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "versions": versions,
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "git": _git_revision(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def _git_revision() -> str | None:
+    here = Path(__file__).parent
+    try:
+        ask = ["git", "-C", str(here), "rev-parse", "HEAD"]
+        found = subprocess.run(ask, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None

@@ -1,0 +1,74 @@
+"""Files that are either whole or not there: atomic writes, and reads that trust nothing."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from fedrecall.errors import UserError
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write the file so that after any crash it holds the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON."""
+    write(path, (json.dumps(value, indent=2, sort_keys=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON, or raise a UserError that names the file."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}.") from error
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Tensor]) -> str:
+    """Write named arrays as safetensors; returns the checksum of the file."""
+    content = save({n: t.detach().cpu().contiguous() for n, t in arrays.items()})
+    write(path, content)
+    return checksum(content)
+
+
+def read_arrays(path: Path, expected: str | None = None) -> dict[str, Tensor]:
+    """Read named arrays, or raise a UserError; ``expected`` is the checksum they must have."""
+    try:
+        if expected is not None and checksum(path.read_bytes()) != expected:
+            raise UserError(f"{path} is damaged: its checksum is not the one it was saved with.")
+        # Cloned because the loaded tensors map the file, which may be replaced.
+        return {n: t.clone() for n, t in load_file(path).items()}
+    except (OSError, safetensors.SafetensorError, ValueError, RuntimeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} cannot be read as safetensors: {error}.") from error
+
+
+def checksum(content: bytes) -> str:
+    """A short digest of a file's content."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -1,0 +1,73 @@
+"""Accuracy and forgetting, as functions of confusion matrices and class-wise accuracies."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fedrecall.batches import LocalData
+from fedrecall.losses import cross_entropy
+from fedrecall.models.model import Model, Weights
+
+BATCH = 100  # the fastest evaluation batch on a CPU: its activations stay in cache
+
+
+class Evaluation(NamedTuple):
+    """A model on a data set."""
+
+    confusion: np.ndarray
+    """[C, C] counts: true class by predicted class."""
+    loss: float
+    """Mean cross-entropy."""
+
+
+def evaluate(model: Model, weights: Weights, data: LocalData, batch: int = BATCH) -> Evaluation:
+    """Run the model in evaluation mode over all examples."""
+    confusion = torch.zeros(data.classes**2, dtype=torch.int64)
+    loss = 0.0
+    for b in data.batches(batch):
+        logits = model.frozen(weights, b.x)
+        cells = b.y * data.classes + logits.argmax(-1)
+        confusion += torch.bincount(cells, minlength=data.classes**2).cpu()
+        loss += float(cross_entropy(logits, b.y).sum())
+    return Evaluation(confusion.view(data.classes, data.classes).numpy(), loss / max(len(data), 1))
+
+
+def accuracy(confusion: np.ndarray) -> float:
+    """Share of examples predicted right."""
+    return float(np.trace(confusion) / max(confusion.sum(), 1))
+
+
+def class_accuracy(confusion: np.ndarray) -> np.ndarray:
+    """A_c, share of each class's examples predicted right, [C]; 0 for a class with no example."""
+    return np.asarray(np.diag(confusion) / np.maximum(confusion.sum(1), 1))
+
+
+def forgetting(history: np.ndarray) -> float:
+    """F = mean_c max_{t<T} (A_c^(t) - A_c^(T)) (FedNTD, eq. 5) of class accuracies [T, C]."""
+    if len(history) < 2:
+        return 0.0
+    return float((history[:-1].max(0) - history[-1]).mean())
+
+
+def consistency(a: np.ndarray, b: np.ndarray) -> float:
+    """Cosine similarity of two vectors of class accuracies; 0 if one of them is all zeros."""
+    norms = np.linalg.norm(a) * np.linalg.norm(b)
+    return float(a @ b / norms) if norms else 0.0
+
+
+def normalised(class_accuracies: np.ndarray) -> np.ndarray:
+    """A_c / sum_c A_c; uniform where no class is ever right."""
+    total = class_accuracies.sum(-1, keepdims=True)
+    uniform = np.full_like(class_accuracies, 1 / class_accuracies.shape[-1])
+    return np.where(total > 0, class_accuracies / np.where(total > 0, total, 1), uniform)
+
+
+def in_local(distribution: np.ndarray, class_accuracies: np.ndarray) -> float:
+    """Sum_c p_c A_c: accuracy on the client's own mixture of classes."""
+    return float(distribution @ class_accuracies)
+
+
+def out_local(distribution: np.ndarray, class_accuracies: np.ndarray) -> float:
+    """Sum_c (1 - p_c) / (C - 1) A_c: accuracy on what the client does not have (eq. 7)."""
+    return float((1 - distribution) / (len(distribution) - 1) @ class_accuracies)

@@ -1,0 +1,41 @@
+"""How local models do: on everyone's classes, on their own, and on those they do not have."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedrecall.measures.accuracy import accuracy, class_accuracy, in_local, out_local
+from fedrecall.measures.moment import Moment
+
+
+@dataclass(frozen=True)
+class Locals:
+    """In-local and out-local accuracy before, after local training and after aggregation.
+
+    Costs one evaluation on the test set for every sampled client, and one of the model they got.
+    """
+
+    def __call__(self, moment: Moment) -> dict[str, Any]:
+        """Lists over the round's clients, in the order of `clients`."""
+        sent, combined = (
+            class_accuracy(moment.evaluation_before.confusion),
+            class_accuracy(moment.evaluation.confusion),
+        )
+        own = [class_accuracy(e.confusion) for e in moment.local_evaluations]
+        shares = [moment.distribution(v.client) for v in moment.good]
+        accuracies = [accuracy(e.confusion) for e in moment.local_evaluations]
+        return {
+            "clients": [v.client for v in moment.good],
+            "local_accuracy": accuracies,
+            "local_average_accuracy": sum(accuracies) / max(len(accuracies), 1),
+            "in_local": {
+                "before": [in_local(p, sent) for p in shares],
+                "local": [in_local(p, a) for p, a in zip(shares, own, strict=True)],
+                "after": [in_local(p, combined) for p in shares],
+            },
+            "out_local": {
+                "before": [out_local(p, sent) for p in shares],
+                "local": [out_local(p, a) for p, a in zip(shares, own, strict=True)],
+                "after": [out_local(p, combined) for p in shares],
+            },
+            "class_accuracy": [[float(a) for a in row] for row in own],
+        }

@@ -1,0 +1,58 @@
+"""What a measure may look at: one round, seen from everywhere."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedrecall.data.federation import Federation
+from fedrecall.measures.accuracy import Evaluation, evaluate
+from fedrecall.models.model import Model, Weights
+from fedrecall.training import Visit
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A round that has just been played."""
+
+    round_number: int
+    model: Model
+    federation: Federation
+    before: Weights
+    """The global model at the start of the round."""
+    after: Weights
+    """The global model at its end."""
+    chains: Sequence[Sequence[int]]
+    """The clients of the round, chain by chain in the order of their visits."""
+    visits: Sequence[Visit]
+    """What they did, in the order of the chains; failed visits have no upload."""
+    evaluation: Evaluation
+    """`after` on the test set."""
+
+    @cached_property
+    def good(self) -> list[Visit]:
+        """The visits that did not fail."""
+        return [v for v in self.visits if v.failure is None]
+
+    @cached_property
+    def local_evaluations(self) -> list[Evaluation]:
+        """Each good visit's model on the test set; computed once, whoever asks."""
+        return [evaluate(self.model, v.up.weights, self.federation.test) for v in self.good]
+
+    @cached_property
+    def evaluation_before(self) -> Evaluation:
+        """`before` on the test set."""
+        return evaluate(self.model, self.before, self.federation.test)
+
+    def distribution(self, client: int) -> np.ndarray:
+        """A client's label distribution p^k."""
+        return np.asarray(self.federation.client(client).distribution.numpy())
+
+
+class Measure(Protocol):
+    """Something recorded on demand: a dataclass (its fields are options) that maps a moment to JSON."""
+
+    def __call__(self, moment: Moment) -> dict[str, Any]:
+        """What to record under the measure's name."""

@@ -1,0 +1,101 @@
+"""What clients remember between visits, for many more clients than fit in RAM.
+
+A memory exists from a client's first visit on. The most recently used ones are kept in RAM, the
+others as safetensors files. A file is never written over, its name counts versions, so that a
+checkpoint is no more than a list of names and going back to it needs no copying.
+"""
+
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedrecall import trees
+from fedrecall.files import read_arrays, write_arrays
+
+CACHE_BYTES = 512 * 2**20
+
+
+class Memories:
+    """A map from client to memory, in RAM up to a size and in a folder beyond it."""
+
+    def __init__(self, template: Any, folder: Path | None = None, cache_bytes: int = CACHE_BYTES):
+        """``template``: any memory of the algorithm, for its structure."""
+        self.template = template
+        self.cache_bytes = cache_bytes
+        self._own = None if folder else tempfile.TemporaryDirectory(prefix="fedrecall-memories-")
+        self.folder = folder or Path(self._own.name)  # type: ignore[union-attr]
+        self._cache: OrderedDict[int, Any] = OrderedDict()
+        self._cached = 0
+        self._unwritten: set[int] = set()
+        self._files: dict[int, str] = {}
+
+    @property
+    def empty(self) -> bool:
+        """Whether the algorithm's clients remember nothing."""
+        return not trees.arrays(self.template)
+
+    def get(self, client: int, first: Callable[[], Any]) -> Any:
+        """A client's memory, or ``first()`` before its first visit."""
+        if self.empty:
+            return self.template
+        if client in self._cache:
+            self._cache.move_to_end(client)
+            return self._cache[client]
+        if client in self._files:
+            flat = read_arrays(self.folder / self._files[client])
+            return self._keep(client, trees.restore(self.template, flat, f"memory of client {client}"))
+        return first()
+
+    def put(self, client: int, memory: Any) -> None:
+        """Replace a client's memory."""
+        if not self.empty:
+            self._unwritten.add(client)
+            self._keep(client, memory)
+
+    def save(self) -> dict[str, str]:
+        """Write what is new; returns the file of every client, which `load` takes."""
+        for client in sorted(self._unwritten):
+            self._write(client)
+        return {str(client): name for client, name in sorted(self._files.items())}
+
+    def load(self, files: Mapping[str, str]) -> None:
+        """Go back to what `save` returned."""
+        self._cache.clear()
+        self._unwritten.clear()
+        self._cached = 0
+        self._files = {int(client): name for client, name in files.items()}
+
+    def prune(self, used: set[str]) -> None:
+        """Delete files that neither these lists nor the present state name."""
+        if self.empty:
+            return
+        keep = used | set(self._files.values())
+        for path in self.folder.glob("client-*.safetensors"):
+            if path.name not in keep:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Delete the folder if it was made for this run alone."""
+        if self._own is not None:
+            self._own.cleanup()
+
+    def _keep(self, client: int, memory: Any) -> Any:
+        old = self._cache.pop(client, None)
+        self._cached += trees.size_in_bytes(memory) - trees.size_in_bytes(old)
+        self._cache[client] = memory
+        while self._cached > self.cache_bytes and len(self._cache) > 1:
+            oldest = next(iter(self._cache))
+            if oldest in self._unwritten:
+                self._write(oldest)
+            self._cached -= trees.size_in_bytes(self._cache.pop(oldest))
+        return memory
+
+    def _write(self, client: int) -> None:
+        # Never over the file of before: a checkpoint may still name it.
+        version = int(self._files[client].split("-")[2].split(".")[0]) + 1 if client in self._files else 1
+        name = f"client-{client:06d}-{version:06d}.safetensors"
+        write_arrays(self.folder / name, trees.arrays(self._cache[client]))
+        self._files[client] = name
+        self._unwritten.discard(client)

@@ -1,0 +1,160 @@
+"""A network as pure functions of its weights.
+
+``Model`` holds a module's structure and none of its numbers: weights come in with every call, so
+a client, its teacher and the server can use one model object, one after another or all at once
+under ``torch.func.vmap``.
+"""
+
+import copy
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedrecall.errors import UserError, nearest
+from fedrecall.models.layers import KeyedDropout
+
+Params = dict[str, Tensor]
+
+
+class Weights(NamedTuple):
+    """Everything that defines a trained network, and that a federation averages."""
+
+    params: Params
+    """What training changes by its gradient."""
+    buffers: Params
+    """What training changes by itself: the running statistics of batch norm."""
+
+
+class Output(NamedTuple):
+    """Logits and the features they are computed from."""
+
+    logits: Tensor  # [B, C]
+    features: Tensor  # [B, F]
+
+
+class Model:
+    """The pure functions of one network structure."""
+
+    def __init__(self, module: nn.Module, *, compute: torch.dtype | None = None):
+        """``compute``: the type in which to run the network when it is not that of its weights."""
+        self._initial = Weights(
+            {n: p.detach().clone() for n, p in module.named_parameters()},
+            {n: b.detach().clone() for n, b in module.named_buffers() if _kept(module, n)},
+        )
+        self.compute = compute
+        self.feature_layer: str | None = getattr(module, "feature_layer", None)
+        self._train = copy.deepcopy(module).train().requires_grad_(False)
+        self._eval = copy.deepcopy(module).eval().requires_grad_(False)
+        self._dropouts = [n for n, m in module.named_modules() if isinstance(m, KeyedDropout)]
+
+    def initial(self) -> Weights:
+        """A copy of the weights that the module was made with."""
+        return Weights(
+            {n: p.clone() for n, p in self._initial.params.items()},
+            {n: b.clone() for n, b in self._initial.buffers.items()},
+        )
+
+    def student(self, buffers: Params, key: Tensor) -> "Student":
+        """The model in training, whose running statistics start from ``buffers``."""
+        return Student(self, buffers, key)
+
+    def logits(self, weights: Weights, x: Tensor) -> Tensor:
+        """Logits in evaluation mode; gradients flow to ``weights.params`` if they ask for them."""
+        return self._run(self._eval, weights.params, dict(weights.buffers), x)
+
+    def output(self, weights: Weights, x: Tensor) -> Output:
+        """Logits and features in evaluation mode."""
+        return self._run_with_features(self._eval, weights.params, dict(weights.buffers), x)
+
+    def frozen(self, weights: Weights, x: Tensor) -> Tensor:
+        """A teacher's logits: evaluation mode, its own running statistics, no gradient."""
+        with torch.no_grad():
+            return self.logits(weights, x)
+
+    def frozen_output(self, weights: Weights, x: Tensor) -> Output:
+        """A teacher's logits and features: evaluation mode, no gradient."""
+        with torch.no_grad():
+            return self.output(weights, x)
+
+    def activations(self, weights: Weights, x: Tensor, layers: Iterable[str]) -> dict[str, Tensor]:
+        """What the named layers give in evaluation mode, without gradient."""
+        seen: dict[str, Tensor] = {}
+        handles = []
+        for name in layers:
+            layer = self._layer(self._eval, name)
+            handles.append(
+                layer.register_forward_hook(lambda _m, _i, out, name=name: seen.__setitem__(name, out))
+            )
+        try:
+            self.frozen(weights, x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
+
+    def _run(self, module: nn.Module, params: Params, buffers: Params, x: Tensor) -> Tensor:
+        compute = self.compute
+        if compute is None:
+            return functional_call(module, {**params, **buffers}, (x,))  # type: ignore[no-any-return]
+        cast = {n: p.to(compute) for n, p in params.items()}
+        out: Tensor = functional_call(module, {**cast, **buffers}, (x.to(compute),))
+        return out.float()
+
+    def _run_with_features(self, module: nn.Module, params: Params, buffers: Params, x: Tensor) -> Output:
+        if self.feature_layer is None:
+            raise UserError(
+                "this algorithm needs the model's features, and the model does not say where they are: "
+                "give the module an attribute feature_layer = 'name of its last linear layer'."
+            )
+        seen: list[Tensor] = []
+        layer = self._layer(module, self.feature_layer)
+        handle = layer.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
+        try:
+            logits = self._run(module, params, buffers, x)
+        finally:
+            handle.remove()
+        features = seen[-1]
+        return Output(logits, features.float() if self.compute is not None else features)
+
+    def _layer(self, module: nn.Module, name: str) -> nn.Module:
+        layers = dict(module.named_modules())
+        if name not in layers:
+            raise UserError(f"the model has no layer {name!r}; {nearest(name, filter(None, layers))}")
+        found: nn.Module = layers[name]
+        return found
+
+
+class Student:
+    """A model in training mode for one step, which keeps the running statistics it makes."""
+
+    def __init__(self, model: Model, buffers: Params, key: Tensor):
+        self.model = model
+        self.buffers = {n: b.clone() for n, b in buffers.items()}
+        self._keys = {f"{name}.key" if name else "key": key for name in model._dropouts}
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        """The student's logits; batch norm uses and updates the statistics of this batch."""
+        return self.model._run(self.model._train, params, self._state(), x)
+
+    def output(self, params: Params, x: Tensor) -> Output:
+        """The student's logits and features."""
+        return self.model._run_with_features(self.model._train, params, self._state(), x)
+
+    def frozen(self, weights: Weights, x: Tensor) -> Tensor:
+        """A teacher's logits."""
+        return self.model.frozen(weights, x)
+
+    def frozen_output(self, weights: Weights, x: Tensor) -> Output:
+        """A teacher's logits and features."""
+        return self.model.frozen_output(weights, x)
+
+    def _state(self) -> Params:
+        return {**self.buffers, **self._keys}
+
+
+def _kept(module: nn.Module, name: str) -> bool:
+    owner, _, leaf = name.rpartition(".")
+    return leaf not in module.get_submodule(owner)._non_persistent_buffers_set

@@ -1,0 +1,96 @@
+"""One round: sample clients, walk the grid of chains and links, aggregate. The only loop over clients."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedrecall import streams, trees
+from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.algorithms.hooks import Cohort
+from fedrecall.backends.backend import Backend, Job
+from fedrecall.data.client import ClientData
+from fedrecall.memories import Memories
+from fedrecall.models.model import Model
+from fedrecall.training import Visit
+
+
+class Round(NamedTuple):
+    """What came of a round."""
+
+    server: Any
+    """The server's state after it; the old one if every client failed."""
+    chains: list[list[int]]
+    """Who was asked, chain by chain."""
+    visits: list[Visit]
+    """What each of them did, chain by chain and link by link."""
+    bytes_down: int
+    """Bytes the server and, in chains, other clients sent to clients."""
+    bytes_up: int
+
+
+def sample(population: int, count: int, seed: int, round_number: int) -> list[int]:
+    """``count`` different clients, in random order."""
+    stream = streams.numpy_stream(seed, "sample", round_number)
+    return [int(k) for k in stream.choice(population, count, replace=False)]
+
+
+def play(
+    algorithm: FedAvg,
+    model: Model,
+    server: Any,
+    memories: Memories,
+    backend: Backend,
+    auxiliary: ClientData | None,
+    *,
+    population: int,
+    sampled: Sequence[int],
+    chain_count: int,
+    round_number: int,
+) -> Round:
+    """Play one round with these clients in ``chain_count`` chains of nearly equal length."""
+    order = list(algorithm.arrange(sampled, round_number))
+    chains = [[int(k) for k in part] for part in np.array_split(order, chain_count)]
+    down = algorithm.broadcast(model, server, auxiliary)
+    downs = [down] * len(chains)
+    visits: list[list[Visit]] = [[] for _ in chains]
+    bytes_down = bytes_up = 0
+    for link in range(max(map(len, chains))):
+        jobs = []
+        for g, chain in enumerate(chains):
+            if link < len(chain):
+                memory = memories.get(chain[link], partial(algorithm.remember, downs[g].weights))
+                jobs.append(Job(g, chain[link], round_number, downs[g], memory))
+                bytes_down += trees.size_in_bytes(downs[g])
+        for job, visit in zip(jobs, backend.map(jobs), strict=True):
+            visits[job.chain].append(visit)
+            if visit.failure is None:
+                bytes_up += trees.size_in_bytes(visit.up)
+                memories.put(visit.client, visit.memory)
+                if link + 1 < len(chains[job.chain]):
+                    downs[job.chain] = algorithm.relay(downs[job.chain], visit.up)
+    server = combine(algorithm, server, visits, population)
+    return Round(server, chains, [v for row in visits for v in row], bytes_down, bytes_up)
+
+
+def combine(algorithm: FedAvg, server: Any, visits: Sequence[Sequence[Visit]], population: int) -> Any:
+    """Aggregate what arrived; the server's state stays as it was if nothing did."""
+    kept: list[tuple[int, int, Visit, float]] = []  # chain, link, visit, examples that it stands for
+    for g, chain in enumerate(visits):
+        good = [(link, v) for link, v in enumerate(chain) if v.failure is None]
+        examples = float(sum(v.examples for _, v in good))
+        for link, v in good if algorithm.every_link else good[-1:]:
+            kept.append((g, link, v, examples if (link, v) == good[-1] else 0.0))
+    if not kept:
+        return server
+    total = sum(examples for *_, examples in kept)
+    cohort = Cohort(
+        clients=[v.client for _, _, v, _ in kept],
+        shares=[examples / total for *_, examples in kept],
+        population=population,
+        sampled=sum(map(len, visits)),
+        chain=[g for g, *_ in kept],
+        link=[link for _, link, *_ in kept],
+    )
+    return algorithm.aggregate(server, trees.stack([v.up for _, _, v, _ in kept]), cohort)

@@ -1,0 +1,358 @@
+"""Named, validated, documented parameters: algorithms, partitions, models, augmentations, config.
+
+Each of these is a frozen dataclass whose fields are its parameters. This module turns text
+(``lda:0.1,balance=false``) or a mapping (from YAML) into such an instance and back, and reads
+the fields' types, ranges and docstrings for help pages. It needs nothing beyond the standard
+library, so that training code never depends on a validation package.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import itertools
+import math
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedrecall.errors import UserError, nearest
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """What a number may be, written beside its type: ``Annotated[float, Range(0, 1)]``."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return above and below
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"{'> ' if self.open_low else '>= '}{self.low:g}"
+        if self.low == -math.inf:
+            return f"{'< ' if self.open_high else '<= '}{self.high:g}"
+        left, right = "(" if self.open_low else "[", ")" if self.open_high else "]"
+        return f"in {left}{self.low:g}, {self.high:g}{right}"
+
+
+POSITIVE = Range(0, open_low=True)
+NON_NEGATIVE = Range(0)
+AT_LEAST_ONE = Range(1)
+UNIT = Range(0, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One parameter as a help page shows it."""
+
+    name: str
+    type: Any
+    range: Range | None
+    default: Any
+    doc: str
+
+    @property
+    def allowed(self) -> str:
+        """In words, what values the field takes."""
+        return " and ".join(filter(None, [_words(self.type), str(self.range or "")]))
+
+
+def fields(cls: type) -> tuple[Field, ...]:
+    """The parameters of a dataclass: type, range, default, and the docstring under each."""
+    if cls not in _known_fields:
+        _known_fields[cls] = _read_fields(cls)
+    return _known_fields[cls]
+
+
+_known_fields: dict[type, tuple[Field, ...]] = {}
+
+
+def _read_fields(cls: type) -> tuple[Field, ...]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    docs = _field_docs(cls)
+    found = []
+    for f in dataclasses.fields(cls):
+        if not f.init:
+            continue
+        hint, limit = hints[f.name], None
+        if typing.get_origin(hint) is typing.Annotated:
+            hint, *marks = typing.get_args(hint)
+            limit = next((m for m in marks if isinstance(m, Range)), None)
+        default = f.default
+        if default is dataclasses.MISSING and f.default_factory is not dataclasses.MISSING:
+            default = f.default_factory()
+        found.append(Field(f.name, hint, limit, default, docs.get(f.name, "")))
+    return tuple(found)
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError, SyntaxError):  # made in a prompt: no source to read
+            continue
+        body = typing.cast(ast.ClassDef, tree.body[0]).body
+        for line, below in itertools.pairwise(body):
+            if (
+                isinstance(line, ast.AnnAssign)
+                and isinstance(line.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+                and isinstance(below.value.value, str)
+            ):
+                docs[line.target.id] = inspect.cleandoc(below.value.value)
+    return docs
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """An instance of ``cls`` from outside values, each checked against its field.
+
+    ``where`` names the place in an error message (``training``, ``algorithm fedntd``).
+    """
+    known = {f.name: f for f in fields(cls)}
+    checked = {}
+    for key, value in values.items():
+        if key not in known:
+            raise UserError(f"{where} has no {key!r}; {nearest(str(key), known)}")
+        checked[key] = check(known[key], value, where)
+    for f in known.values():
+        if f.default is dataclasses.MISSING and f.name not in checked:
+            raise UserError(f"{where} needs {f.name!r} ({f.allowed}).")
+    try:
+        return cls(**checked)
+    except UserError:
+        raise
+    except ValueError as error:  # a dataclass's own __post_init__
+        raise UserError(f"{where}: {error}") from error
+
+
+def check(field: Field, value: Any, where: str) -> Any:
+    """The value in the field's type, or a UserError naming key, value and what is allowed."""
+    try:
+        fitted = _fit(field.type, value)
+    except (TypeError, ValueError):
+        raise UserError(f"{where}: {field.name} = {value!r} is not {field.allowed}.") from None
+    number = isinstance(fitted, (int, float)) and not isinstance(fitted, bool)
+    if field.range is not None and number and fitted not in field.range:
+        raise UserError(f"{where}: {field.name} = {value!r} must be {field.range}.")
+    return fitted
+
+
+def _fit(hint: Any, value: Any) -> Any:
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return _fit(typing.get_args(hint)[0], value)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None or (value in ("none", "None", "null") and type(None) in typing.get_args(hint)):
+            if type(None) in typing.get_args(hint):
+                return None
+            raise ValueError
+        options = [o for o in typing.get_args(hint) if o is not type(None)]
+        for option in sorted(options, key=lambda o: (o is str, o is float)):  # narrowest first
+            try:
+                return _fit(option, value)
+            except (TypeError, ValueError):
+                continue
+        raise ValueError
+    if origin is typing.Literal:
+        for option in typing.get_args(hint):
+            if value == option or (isinstance(value, str) and value == str(option)):
+                return option
+        raise ValueError
+    if hint is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "yes", "on", "1"):
+            return True
+        if isinstance(value, str) and value.lower() in ("false", "no", "off", "0"):
+            return False
+        raise ValueError
+    if hint is int:
+        if isinstance(value, bool):
+            raise ValueError
+        if isinstance(value, str):
+            return int(value)
+        if isinstance(value, (int, float)) and value == int(value):
+            return int(value)
+        raise ValueError
+    if hint is float:
+        if isinstance(value, bool):
+            raise ValueError
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError
+        return number
+    if hint is str:
+        if isinstance(value, str):
+            return value
+        raise ValueError
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return hint(value)
+    if origin in (tuple, list):
+        items = value.split("+") if isinstance(value, str) else value
+        inner = typing.get_args(hint)[0] if typing.get_args(hint) else Any
+        return origin(_fit(inner, item) for item in items)
+    if origin is dict or hint is dict or origin is Mapping:
+        return dict(value)
+    if isinstance(hint, type) and isinstance(value, hint):
+        return value
+    raise ValueError
+
+
+def _words(hint: Any) -> str:
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(hint)))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_words(o) for o in typing.get_args(hint))
+    if origin in (tuple, list):
+        return "a list of " + _words(typing.get_args(hint)[0])
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    if hint is type(None):
+        return "none"
+    return plain.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+class Registry:
+    """Names of one kind of thing, each a dataclass loaded when first asked for.
+
+    ``entries`` maps a name to ``module:Class``. A user's own class is reached as
+    ``path/to/file.py:Class`` or ``package.module:Class`` without being registered.
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, str]):
+        self.kind = kind
+        self.entries = dict(entries)
+
+    def __iter__(self) -> typing.Iterator[str]:
+        return iter(self.entries)
+
+    def cls(self, name: str) -> type:
+        """The class behind a name."""
+        target = self.entries.get(name)
+        if target is None:
+            if ":" not in name:
+                raise UserError(f"unknown {self.kind} {name!r}; {nearest(name, self.entries)}")
+            target = name
+        return _load(target, self.kind)
+
+    def make(self, spec: Any, **overrides: Any) -> Any:
+        """An instance from ``name``, ``name:value,key=value`` or a mapping with a ``name``."""
+        name, positional, values = self.parse(spec)
+        cls = self.cls(name)
+        names = [f.name for f in fields(cls)]
+        if len(positional) > len(names):
+            raise UserError(f"{self.kind} {name} takes at most {len(names)} values, got {len(positional)}.")
+        values = dict(zip(names, positional, strict=False)) | values | overrides
+        return build(cls, values, f"{self.kind} {name}")
+
+    def parse(self, spec: Any) -> tuple[str, list[str], dict[str, Any]]:
+        """Name, positional values and keyed values of a spec, unchecked."""
+        if isinstance(spec, Mapping):
+            values = dict(spec)
+            name = values.pop("name", None)
+            if not isinstance(name, str):
+                raise UserError(
+                    f"a {self.kind} given as a mapping needs a 'name'; {nearest('', self.entries)}"
+                )
+            return name, [], values
+        if not isinstance(spec, str) or not spec:
+            raise UserError(
+                f"a {self.kind} is a name or a mapping, not {spec!r}; {nearest('', self.entries)}"
+            )
+        name, _, rest = spec.partition(":")
+        if name not in self.entries and rest:  # file.py:Class or package.module:Class[:values]
+            attribute, _, rest = rest.partition(":")
+            name = f"{name}:{attribute}"
+        positional: list[str] = []
+        keyed: dict[str, Any] = {}
+        for part in filter(None, rest.split(",")):
+            key, equals, value = part.partition("=")
+            if equals:
+                keyed[key.strip()] = value.strip()
+            elif keyed:
+                raise UserError(f"{self.kind} {spec!r}: {part!r} comes after a key=value.")
+            else:
+                positional.append(part.strip())
+        return name, positional, keyed
+
+    def spec(self, thing: Any) -> dict[str, Any]:
+        """The mapping that makes this instance again: its name and every field."""
+        target = f"{type(thing).__module__}:{type(thing).__qualname__}"
+        names = [n for n, t in self.entries.items() if t == target]
+        return {"name": names[0] if names else _origin(type(thing)), **plain(thing)}
+
+
+def plain(thing: Any) -> dict[str, Any]:
+    """A dataclass's fields as values that YAML and JSON can hold."""
+    return {f.name: getattr(thing, f.name) for f in fields(type(thing))}
+
+
+_loaded_files: dict[Path, types.ModuleType] = {}
+
+
+def _origin(cls: type) -> str:
+    for path, module in _loaded_files.items():
+        if module.__name__ == cls.__module__:
+            return f"{path}:{cls.__qualname__}"
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _load(target: str, kind: str) -> type:
+    place, _, attribute = target.rpartition(":")
+    if place.endswith(".py"):
+        module = _load_file(Path(place), kind)
+    else:
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not place.startswith(error.name):
+                raise
+            raise UserError(f"{kind} {target!r}: there is no module {place!r} to import.") from error
+    found = getattr(module, attribute, None)
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+        raise UserError(f"{kind} {target!r}: {place} has no dataclass {attribute!r}.")
+    return found
+
+
+def _load_file(path: Path, kind: str) -> types.ModuleType:
+    path = path.resolve()
+    if path not in _loaded_files:
+        if not path.is_file():
+            raise UserError(f"{kind}: there is no file {path}.")
+        name = f"fedrecall_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[name]
+            raise UserError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
+        _loaded_files[path] = module
+    return _loaded_files[path]

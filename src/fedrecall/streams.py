@@ -1,0 +1,27 @@
+"""Randomness as data: every random draw comes from a stream named by what it is for.
+
+A stream is keyed by a seed and a path of integers and words such as ``("visit", round,
+client)``. Nothing else enters, so who computes a draw, in which order, and who else takes
+part cannot change it.
+"""
+
+import hashlib
+
+import numpy as np
+import torch
+
+
+def key(seed: int, *path: int | str) -> int:
+    """A 63-bit integer that depends on the seed and the whole path."""
+    text = "/".join([str(int(seed)), *map(str, path)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def torch_stream(seed: int, *path: int | str) -> torch.Generator:
+    """A CPU generator for this path: the same draws whatever the device that uses them."""
+    return torch.Generator().manual_seed(key(seed, *path))
+
+
+def numpy_stream(seed: int, *path: int | str) -> np.random.Generator:
+    """A numpy generator for this path."""
+    return np.random.default_rng(key(seed, *path))

@@ -1,0 +1,222 @@
+"""Local training: what one client does between receiving and sending. The only loop over batches."""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedrecall import trees
+from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.algorithms.hooks import Sgd
+from fedrecall.batches import Batch
+from fedrecall.data.client import ClientData, Draws
+from fedrecall.models.model import Model, Params, Weights
+from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE, Range
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a client trains."""
+
+    local_epochs: Annotated[int, AT_LEAST_ONE] = 5
+    """Passes over the client's examples at each visit, E."""
+    batch_size: Annotated[int, AT_LEAST_ONE] = 50
+    """Examples a step, B; the last batch of an epoch may be smaller."""
+    lr: Annotated[float, POSITIVE] = 0.01
+    """Learning rate of the first round."""
+    lr_decay: Annotated[float, Range(0, 1, open_low=True)] = 0.99
+    """Factor on the learning rate from each round to the next."""
+    momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.9
+    """Momentum of local SGD; its buffer starts fresh at every visit and is never sent."""
+    weight_decay: Annotated[float, NON_NEGATIVE] = 1e-5
+    """L2 penalty, added to the gradient."""
+
+    def steps(self, examples: int) -> int:
+        """Batches in one visit of a client with this many examples."""
+        return self.local_epochs * math.ceil(examples / self.batch_size)
+
+    def sgd(self, round_number: int, examples: int) -> Sgd:
+        """The optimiser of a visit in this round (the first is round 1)."""
+        lr = self.lr * self.lr_decay ** (round_number - 1)
+        return Sgd(lr, self.momentum, self.weight_decay, self.steps(examples))
+
+
+class Failure(NamedTuple):
+    """Why a visit was given up."""
+
+    client: int
+    round: int
+    step: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f", step {self.step}"
+        return f"client {self.client}, round {self.round}{step}: {self.reason}"
+
+
+class Visit(NamedTuple):
+    """What came of one client's visit."""
+
+    client: int
+    examples: int
+    up: Any
+    """The algorithm's upload; None if the visit failed."""
+    memory: Any
+    """The client's new memory; the old one if the visit failed."""
+    loss: float
+    """Mean local objective over the steps."""
+    seconds: float
+    failure: Failure | None = None
+
+
+class State(NamedTuple):
+    """What changes from step to step."""
+
+    params: Params
+    buffers: Params
+    velocity: Params
+
+
+class Begun(NamedTuple):
+    """A visit that is ready for its first step."""
+
+    client: int
+    data: ClientData
+    memory: Any
+    sgd: Sgd
+    anchor: Any
+    state: State
+    draws: Draws
+    since: float
+
+
+Step = Callable[[State, Any, Batch, Tensor], tuple[State, Tensor]]
+
+
+def visit(
+    algorithm: FedAvg,
+    model: Model,
+    recipe: Recipe,
+    data: ClientData,
+    down: Any,
+    memory: Any,
+    *,
+    seed: int,
+    round_number: int,
+    client: int,
+) -> Visit:
+    """Prepare, train, finish: one client's part of a round, on any backend and any host."""
+    if len(data) == 0:
+        return failed(client, data, memory, 0.0, Failure(client, round_number, None, "it has no examples"))
+    begun = begin(
+        algorithm, model, recipe, data, down, memory, seed=seed, round_number=round_number, client=client
+    )
+    batches = data.training_batches(begun.draws, recipe.batch_size)
+    state, losses = train(
+        stepper(algorithm, model, begun.sgd), begun.state, begun.anchor, batches, begun.draws.key
+    )
+    return end(algorithm, model, begun, state, losses, round_number)
+
+
+def begin(
+    algorithm: FedAvg,
+    model: Model,
+    recipe: Recipe,
+    data: ClientData,
+    down: Any,
+    memory: Any,
+    *,
+    seed: int,
+    round_number: int,
+    client: int,
+) -> Begun:
+    """What happens before the first step: the algorithm's `prepare`, and all that is drawn."""
+    since = time.perf_counter()
+    anchor = algorithm.prepare(model, down, memory, data)
+    start = trees.detached(down.weights)
+    state = State(start.params, start.buffers, {n: torch.zeros_like(p) for n, p in start.params.items()})
+    draws = data.draw(recipe.local_epochs, seed, round_number, client)
+    sgd = recipe.sgd(round_number, len(data))
+    return Begun(client, data, memory, sgd, anchor, state, draws, since)
+
+
+def train(
+    take_step: Step, state: State, anchor: Any, batches: Iterable[Batch], key: Tensor
+) -> tuple[State, Tensor]:
+    """Take a step for every batch; returns the last state and the losses, [K, ...].
+
+    This is the only loop over batches: of one client with `stepper`'s step, of many at once with
+    a step mapped over them.
+    """
+    losses = []
+    for number, batch in enumerate(batches, start=1):
+        state, loss = take_step(state, anchor, batch, key + number)
+        losses.append(loss)
+    return state, torch.stack(losses)
+
+
+def end(
+    algorithm: FedAvg, model: Model, begun: Begun, state: State, losses: Tensor, round_number: int
+) -> Visit:
+    """What happens after the last step: refuse NaN, then the algorithm's `finish`."""
+    client, data, sgd = begun.client, begun.data, begun.sgd
+
+    def refused(step: int, reason: str) -> Visit:
+        failure = Failure(client, round_number, step, reason)
+        return failed(client, data, begun.memory, time.perf_counter() - begun.since, failure)
+
+    unsound = torch.nonzero(~torch.isfinite(losses))
+    if len(unsound):
+        step = int(unsound[0, 0])
+        return refused(step + 1, f"the loss became {losses[step].item()}")
+    weights = Weights(state.params, state.buffers)
+    if not trees.finite(weights):
+        return refused(sgd.steps, "the model became NaN or Inf")
+    up, memory = algorithm.finish(model, weights, begun.anchor, begun.memory, data, sgd)
+    if not trees.finite((up, memory)):
+        return refused(sgd.steps, "the upload holds NaN or Inf")
+    seconds = time.perf_counter() - begun.since
+    return Visit(client, len(data), up, memory, losses.mean().item(), seconds)
+
+
+def failed(client: int, data: ClientData, memory: Any, seconds: float, failure: Failure) -> Visit:
+    """A visit that brings nothing and leaves the client's memory as it was."""
+    return Visit(client, len(data), None, memory, math.nan, seconds, failure)
+
+
+def stepper(algorithm: FedAvg, model: Model, sgd: Sgd) -> Step:
+    """One step of local SGD; parameters and velocity are updated in place."""
+
+    def take_step(state: State, anchor: Any, batch: Batch, key: Tensor) -> tuple[State, Tensor]:
+        for p in state.params.values():
+            p.requires_grad_(True)
+        student = model.student(state.buffers, key)
+        with torch.enable_grad():
+            loss = algorithm.loss(student, state.params, anchor, batch)
+            found = torch.autograd.grad(loss, list(state.params.values()), materialize_grads=True)
+        with torch.no_grad():
+            for p in state.params.values():
+                p.requires_grad_(False)
+            grads = algorithm.correct(dict(zip(state.params, found, strict=True)), anchor)
+            descend(state.params, grads, state.velocity, sgd)
+        return State(state.params, student.buffers, state.velocity), loss.detach()
+
+    return take_step
+
+
+def descend(params: Params, grads: Params, velocity: Params, sgd: Sgd) -> None:
+    """SGD with weight decay and momentum, in place: v <- rho v + g + wd w, w <- w - lr v."""
+    ps = list(params.values())
+    gs = [grads[n] for n in params]
+    if sgd.weight_decay:
+        gs = list(torch._foreach_add(gs, ps, alpha=sgd.weight_decay))
+    if sgd.momentum:
+        vs = list(velocity.values())
+        torch._foreach_mul_(vs, sgd.momentum)
+        torch._foreach_add_(vs, gs)
+        gs = vs
+    torch._foreach_add_(ps, gs, alpha=-sgd.lr)

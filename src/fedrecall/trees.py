@@ -1,0 +1,104 @@
+"""Trees of tensors: named tuples and dicts, as they travel, are stored and are averaged.
+
+A tree is a tensor, a dict of trees with string keys, or a (named) tuple of trees. Anything else
+(``None``, a number) is carried along unchanged and is not a leaf.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Tree = TypeVar("Tree")
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the tree with its dotted path, in a fixed order."""
+    if isinstance(tree, Tensor):
+        yield path, tree
+    else:
+        for name, child in _children(tree):
+            yield from leaves(child, f"{path}/{name}" if path else name)
+
+
+def transform(fn: Callable[..., Any], tree: Tree, *others: Any) -> Tree:
+    """The tree with ``fn`` applied to its tensors (and the tensors at the same place in others)."""
+    if isinstance(tree, Tensor):
+        return fn(tree, *others)  # type: ignore[no-any-return]
+    if isinstance(tree, Mapping):
+        return type(tree)((k, transform(fn, v, *(o[k] for o in others))) for k, v in tree.items())  # type: ignore
+    if isinstance(tree, tuple):
+        rows = zip(tree, *others, strict=True)
+        return _like(tree, [transform(fn, *row) for row in rows])  # type: ignore[return-value,no-any-return]
+    return tree
+
+
+def arrays(tree: Any) -> dict[str, Tensor]:
+    """The tree as a flat dict from path to tensor, ready for a file or a message."""
+    return dict(leaves(tree))
+
+
+def restore(template: Tree, flat: Mapping[str, Tensor], what: str = "state") -> Tree:
+    """A tree of the template's structure holding these arrays; every name must match.
+
+    Raises ValueError when a name is missing or unknown. Shapes are the caller's to check.
+    """
+    expected = {path for path, _ in leaves(template)}
+    if missing := sorted(expected - flat.keys()):
+        raise ValueError(f"{what} lacks {missing[0]!r} ({len(missing)} missing)")
+    if extra := sorted(flat.keys() - expected):
+        raise ValueError(f"{what} has an undeclared {extra[0]!r} ({len(extra)} undeclared)")
+    return _restore(template, flat, "")
+
+
+def _restore(template: Any, flat: Mapping[str, Tensor], path: str) -> Any:
+    if isinstance(template, Tensor):
+        return flat[path]
+    children = [(n, _restore(c, flat, f"{path}/{n}" if path else n)) for n, c in _children(template)]
+    if isinstance(template, Mapping):
+        return dict(children)
+    if isinstance(template, tuple):
+        return _like(template, [child for _, child in children])
+    return template
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Trees of one structure as one tree whose leaves have a leading axis over them."""
+    return transform(lambda *tensors: torch.stack(tensors), trees[0], *trees[1:])
+
+
+def take(tree: Tree, index: Any) -> Tree:
+    """Entry (or entries) ``index`` along the leading axis of every leaf."""
+    return transform(lambda t: t[index], tree)
+
+
+def detached(tree: Tree) -> Tree:
+    """A copy that shares no storage and no graph with the original."""
+    return transform(lambda t: t.detach().clone(), tree)
+
+
+def size_in_bytes(tree: Any) -> int:
+    """What the tree weighs on a wire: the sum of its tensors' bytes."""
+    return sum(t.numel() * t.element_size() for _, t in leaves(tree))
+
+
+def finite(tree: Any) -> bool:
+    """Whether no floating tensor of the tree holds a NaN or an infinity."""
+    # A sum is one pass and NaN or Inf survive it; only a non-finite sum needs the exact look.
+    return all(
+        bool(torch.isfinite(t.sum(dtype=torch.float64))) or bool(torch.isfinite(t).all())
+        for _, t in leaves(tree)
+        if t.is_floating_point()
+    )
+
+
+def _children(tree: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Mapping):
+        yield from tree.items()
+    elif isinstance(tree, tuple):
+        yield from zip(getattr(tree, "_fields", map(str, range(len(tree)))), tree, strict=True)
+
+
+def _like(template: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
+    return type(template)(*items) if hasattr(template, "_fields") else tuple(items)
