@@ -2,43 +2,404 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import re
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from torch import Tensor
+import numpy as np
+import torch
+from safetensors import SafetensorError
+
+from fedrecall.data import readers, store
+from fedrecall.data.store import Dataset, Split, export, load_export
+from fedrecall.errors import UserError
+from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, Range, Registry, plain
+from fedrecall.streams import numpy_stream
+
+__all__ = ["DATASETS", "Dataset", "Recipe", "Split", "available", "export", "load", "load_export"]
+
+DATASETS = Registry(
+    "dataset",
+    {
+        "digits": "fedrecall.data.datasets:Digits",
+        "mnist": "fedrecall.data.datasets:MNIST",
+        "fashion_mnist": "fedrecall.data.datasets:FashionMNIST",
+        "cifar10": "fedrecall.data.datasets:CIFAR10",
+        "cifar100": "fedrecall.data.datasets:CIFAR100",
+        "cinic10": "fedrecall.data.datasets:CINIC10",
+        "tiny_imagenet": "fedrecall.data.datasets:TinyImageNet",
+        "ham10000": "fedrecall.data.datasets:HAM10000",
+        "synthetic": "fedrecall.data.datasets:Synthetic",
+        "folder": "fedrecall.data.datasets:Folder",
+    },
+)
+
+_DECODER = 1  # raised when the same files come to give other tensors, so that caches are made anew
 
 
-@dataclass(frozen=True)
-class Split:
-    """Examples and their labels."""
+class Recipe(ABC):
+    """How one data set is had; its dataclass fields are its parameters."""
 
-    x: Tensor
-    """uint8 ``[n, C, H, W]`` of images, float32 ``[n, F]`` of tables."""
-    y: Tensor
-    """int64 ``[n]``."""
+    def cached(self, name: str, root: Path | None) -> tuple[str, str] | None:
+        """What the cache file is called: (whose it is, which version); None: made anew each time."""
+        return None
 
-    def __len__(self) -> int:
-        return len(self.y)
+    @abstractmethod
+    def read(self, name: str, root: Path | None) -> Dataset:
+        """Decode or compute it."""
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """A training and a test split with what is needed to normalise them. Its tensors are read only."""
+def load(
+    spec: str | Mapping[str, Any] | Recipe, root: Path | None = None, cache: Path | None = None
+) -> Dataset:
+    """A data set by name, with parameters, or from a folder that ``export`` wrote.
+
+    ``root`` holds local copies laid out as on the hub (``root/uoft-cs/cifar10/*.parquet``) or as
+    ``export`` writes them (``root/cifar10``); its default is the environment's FEDRECALL_DATA.
+    ``cache`` holds what was decoded; its default is FEDRECALL_CACHE, else ``~/.cache/fedrecall``.
+    """
+    recipe = spec if isinstance(spec, Recipe) else DATASETS.make(spec)
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"dataset {spec!r} does not derive from fedrecall.data.datasets.Recipe.")
+    name = DATASETS.spec(recipe)["name"]
+    root, cache = _root(root), _cache(cache)
+    labels = recipe.cached(name, root)
+    if labels is None:
+        return recipe.read(name, root)
+    whose, version = re.sub(r"[^a-zA-Z0-9_-]+", "_", labels[0]), labels[1]
+    path = cache / f"{whose}-{version}.safetensors"
+    kept = store.load(path)
+    if kept is None and version == _HUB:  # no files to compare with: whatever was decoded last
+        older = sorted(cache.glob(f"{whose}-*.safetensors"), key=lambda p: p.stat().st_mtime, reverse=True)
+        kept = next(filter(None, map(store.load, older)), None)
+    if kept is None:
+        made = recipe.read(name, root)
+        try:
+            store.save(path, made)
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"the cache {path} cannot be written: {error}; name another with FEDRECALL_CACHE."
+            ) from error
+        for stale in cache.glob(f"{whose}-*.safetensors"):
+            if stale != path:
+                stale.unlink(missing_ok=True)
+        kept = store.load(path) or made
+    return kept
+
+
+def _root(root: Path | None) -> Path | None:
+    named = os.environ.get("FEDRECALL_DATA")
+    return Path(root).expanduser() if root else Path(named).expanduser() if named else None
+
+
+def _cache(cache: Path | None) -> Path:
+    named = cache or os.environ.get("FEDRECALL_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "fedrecall"
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.blake2b(json.dumps([_DECODER, *parts]).encode(), digest_size=8).hexdigest()
+
+
+class Available(NamedTuple):
+    """Whether a data set can be had here without a network."""
 
     name: str
-    class_names: tuple[str, ...]
-    train: Split
-    test: Split
-    mean: Tensor
-    """float32 ``[C]``: the training images' channel means on the scale 0 to 1 (tables: of the columns)."""
-    std: Tensor
-    """float32 ``[C]``: their standard deviations; 1 for a channel that never varies."""
+    here: bool
+    where: str
 
-    @property
-    def classes(self) -> int:
-        """How many classes there are."""
-        return len(self.class_names)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one example: (C, H, W), or (F,) of a table."""
-        return tuple(self.train.x.shape[1:])
+def available(root: Path | None = None, cache: Path | None = None) -> list[Available]:
+    """Which data sets are here, by looking at names of files alone."""
+    root, cache = _root(root), _cache(cache)
+    found = []
+    for name in DATASETS:
+        recipe = DATASETS.cls(name)
+        if issubclass(recipe, HubImages):
+            local = recipe().local(name, root)
+            kept = next(iter(sorted(cache.glob(f"{name}-*.safetensors"))), None)
+            where = str(local or kept or f"not here; on the hub as {recipe.hub}")
+            found.append(Available(name, bool(local or kept), where))
+        elif name != "folder":
+            found.append(Available(name, True, "comes with the package"))
+    return found
+
+
+# What needs no files.
+
+
+@dataclass(frozen=True)
+class Digits(Recipe):
+    """Handwritten digits of 8x8 pixels that scikit-learn brings along; a fifth is for testing."""
+
+    def read(self, name: str, root: Path | None) -> Dataset:
+        """1,438 for training and 359 for testing: a fifth of every class, always the same."""
+        from sklearn.datasets import load_digits
+
+        images, labels = load_digits(return_X_y=True)
+        x = (images.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)  # 0..16 to 0..255
+        rows = readers.Rows(list(x), labels.tolist(), [f"digit {i}" for i in range(len(x))])
+        return readers.dataset(name, readers.Source({"train": rows}), "digits", held_out=0.2, seed=0)
+
+
+@dataclass(frozen=True)
+class Synthetic(Recipe):
+    """Images scattered around one Gaussian prototype per class: as easy or hard, few or many as wanted."""
+
+    classes: Annotated[int, Range(2)] = 10
+    """Number of classes, which are equally frequent."""
+    train: Annotated[int, AT_LEAST_ONE] = 1000
+    """Training examples."""
+    test: Annotated[int, AT_LEAST_ONE] = 200
+    """Test examples."""
+    channels: Annotated[int, AT_LEAST_ONE] = 1
+    """Channels of an image."""
+    size: Annotated[int, AT_LEAST_ONE] = 8
+    """Height and width of an image."""
+    noise: Annotated[float, NON_NEGATIVE] = 1.0
+    """Standard deviation around a prototype, whose own entries have 1."""
+    seed: int = 0
+    """Another seed gives other prototypes and examples."""
+
+    def read(self, name: str, root: Path | None) -> Dataset:
+        """Draw it: the same for the same parameters."""
+        shape = (self.channels, self.size, self.size)
+        prototypes = numpy_stream(self.seed, "prototypes").standard_normal((self.classes, *shape), np.float32)
+        train, test = self._split(prototypes, self.train, "train"), self._split(prototypes, self.test, "test")
+        mean, std = store.statistics(train.x)
+        return Dataset(name, tuple(str(c) for c in range(self.classes)), train, test, mean, std)
+
+    def _split(self, prototypes: np.ndarray[Any, Any], count: int, part: str) -> Split:
+        rng = numpy_stream(self.seed, part)
+        y = rng.permutation(np.arange(count) % self.classes)
+        x = np.empty((count, *prototypes.shape[1:]), np.uint8)
+        level = 32 / max(1.0, self.noise)  # three deviations of the wider of the two stay below 127
+        for start in range(0, count, 4096):
+            label = y[start : start + 4096]
+            noise = rng.standard_normal((len(label), *prototypes.shape[1:]), np.float32)
+            value = 127.5 + level * (prototypes[label] + self.noise * noise)
+            x[start : start + 4096] = np.clip(np.rint(value), 0, 255)
+        return Split(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)))
+
+
+# What lies on the hub or in a local copy of it.
+
+_HUB = "hub"
+
+
+@dataclass(frozen=True)
+class HubImages(Recipe):
+    """A set of labelled images with a training and a test split."""
+
+    hub: ClassVar[str]
+    """Its id on the hub, and where a local copy lies under the root."""
+    image: ClassVar[str] = "image"
+    label: ClassVar[str] = "label"
+    test: ClassVar[tuple[str, ...]] = ("test",)
+    """Names of the test split, best first."""
+    channels: ClassVar[int] = 3
+    size: ClassVar[int] = 0
+    """Side to resize to; 0: as they are."""
+    key: ClassVar[str | None] = None
+    """A column that tells whether two rows are the same image, where the splits overlap."""
+
+    def local(self, name: str, root: Path | None) -> Path | None:
+        """The folder of a local copy."""
+        if root is None:
+            return None
+        places = [root / self.hub, root / self.hub.split("/")[1], root / name]
+        return next((p for p in places if p.is_dir()), None)
+
+    def cached(self, name: str, root: Path | None) -> tuple[str, str] | None:
+        """By the files of the local copy; an export needs no cache."""
+        folder = self.local(name, root)
+        if folder is None:
+            return name, _HUB
+        if store.is_export(folder):
+            return None
+        return name, _digest(readers.fingerprint_of(folder, readers.walk(folder)))
+
+    def read(self, name: str, root: Path | None) -> Dataset:
+        """Decode the local copy, or what the hub sends."""
+        folder = self.local(name, root)
+        if folder is not None and store.is_export(folder):
+            return load_export(folder)
+        if folder is not None:
+            readers.check_parquet(p for p in readers.walk(folder) if p.suffix == ".parquet")
+            with tempfile.TemporaryDirectory() as scratch:
+                found = readers.hugging_face(
+                    lambda datasets: self._rows(datasets, folder, scratch), str(folder)
+                )
+            return readers.dataset(name, found, str(folder), held_out=0, seed=0)
+        try:
+            found = readers.hugging_face(lambda hf: self._rows(hf, None, None), "the hub")
+        except UserError as error:
+            searched = f"no copy in {root}" if root else "no local root is named"
+            raise UserError(
+                f"the data set {name} cannot be had: {searched}, none is cached, and "
+                f"{str(error).rstrip('.')}; put the parquet files of {self.hub} into ROOT/{self.hub} and set FEDRECALL_DATA=ROOT."
+            ) from error
+        return readers.dataset(name, found, self.hub, held_out=0, seed=0)
+
+    def _rows(self, datasets: Any, folder: Path | None, scratch: str | None) -> readers.Source:
+        if folder is None:
+            reach_hub(self.hub)
+        source = str(folder or self.hub)
+        tables = datasets.load_dataset(source, cache_dir=scratch, verification_mode="no_checks")
+        test = next((split for split in self.test if split in tables), None)
+        if "train" not in tables or test is None:
+            raise UserError(
+                f"{source} has the splits {', '.join(tables)}, but needs train and {self.test[0]}."
+            )
+        splits = {}
+        for part, split in (("train", "train"), ("test", test)):
+            splits[part] = readers.table_rows(
+                tables[split],
+                f"{source} ({split})",
+                self.label,
+                self.image,
+                self.size,
+                channels=self.channels,
+                key=self.key,
+            )
+        if self.key:
+            splits["train"] = _only_once(splits["train"], splits["test"])
+        return readers.Source(splits, readers.label_names(tables["train"], self.label))
+
+
+def reach_hub(hub_id: str) -> None:
+    """Ask the hub one question with a time limit, for the library would go on asking for minutes."""
+    from huggingface_hub import HfApi, constants
+
+    if not constants.HF_HUB_OFFLINE:  # else what the library has downloaded before still works
+        HfApi().dataset_info(hub_id, timeout=10)
+
+
+def _only_once(train: readers.Rows, test: readers.Rows) -> readers.Rows:
+    seen = set(test.key)
+    places = []
+    for i, key in enumerate(train.key):
+        if key not in seen:
+            places.append(i)
+            seen.add(key)
+    return train.keep(places) if train.key else train
+
+
+@dataclass(frozen=True)
+class MNIST(HubImages):
+    """Handwritten digits, 1x28x28, 60,000 and 10,000."""
+
+    hub: ClassVar[str] = "ylecun/mnist"
+    channels: ClassVar[int] = 1
+
+
+@dataclass(frozen=True)
+class FashionMNIST(HubImages):
+    """Articles of clothing, 1x28x28, 60,000 and 10,000."""
+
+    hub: ClassVar[str] = "zalando-datasets/fashion_mnist"
+    channels: ClassVar[int] = 1
+
+
+@dataclass(frozen=True)
+class CIFAR10(HubImages):
+    """Photographs in 10 classes, 3x32x32, 50,000 and 10,000."""
+
+    hub: ClassVar[str] = "uoft-cs/cifar10"
+    image: ClassVar[str] = "img"
+
+
+@dataclass(frozen=True)
+class CIFAR100(HubImages):
+    """Photographs in 100 classes (the fine labels), 3x32x32, 50,000 and 10,000."""
+
+    hub: ClassVar[str] = "uoft-cs/cifar100"
+    image: ClassVar[str] = "img"
+    label: ClassVar[str] = "fine_label"
+
+
+@dataclass(frozen=True)
+class CINIC10(HubImages):
+    """CIFAR-10's classes from CIFAR-10 and ImageNet, 3x32x32, 90,000 and 90,000; validation is not used."""
+
+    hub: ClassVar[str] = "flwrlabs/cinic10"
+
+
+@dataclass(frozen=True)
+class TinyImageNet(HubImages):
+    """Photographs in 200 classes, 3x64x64, 100,000 and 10,000; its validation split is the test set."""
+
+    hub: ClassVar[str] = "zh-plus/tiny-imagenet"
+    test: ClassVar[tuple[str, ...]] = ("valid", "validation")
+
+
+@dataclass(frozen=True)
+class HAM10000(HubImages):
+    """Skin lesions in 7 classes, resized to 3x64x64.
+
+    Its splits on the hub have 13,354 rows of 10,015 images. The test split is kept whole; of the
+    training split, images that are in the test split or came before are left out. Validation is
+    not used.
+    """
+
+    hub: ClassVar[str] = "marmal88/skin_cancer"
+    label: ClassVar[str] = "dx"
+    size: ClassVar[int] = 64
+    key: ClassVar[str | None] = "image_id"
+
+
+# A user's own.
+
+
+@dataclass(frozen=True)
+class Folder(Recipe):
+    """A user's own data: images in a folder per class, parquet or CSV files, or an export.
+
+    ``train/CLASS/*.png`` with ``test/CLASS/*.png`` (or ``CLASS/*.png`` alone); parquet files with a
+    column of images; CSV files with a column of image paths, or else every column but the label a
+    number, standardised by the training split. Files and folders named train and test (or
+    validation, when there is no test) say what is what; without, a share of every class is held out.
+    """
+
+    path: str
+    """The folder."""
+    label: str = "label"
+    """The column of labels, in parquet and CSV."""
+    image: str = "image"
+    """The column of images, in parquet, or of their paths relative to the file, in CSV."""
+    size: Annotated[int, NON_NEGATIVE] = 0
+    """Side to resize images to; 0: they must all be of one size."""
+    held_out: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.2
+    """Share of every class that becomes the test split when there is none."""
+    seed: int = 0
+    """Another seed holds out others."""
+
+    def _folder(self) -> Path:
+        folder = Path(self.path).expanduser()
+        if not folder.is_dir():
+            raise UserError(f"dataset folder: there is no folder {self.path}.")
+        return folder
+
+    def cached(self, name: str, root: Path | None) -> tuple[str, str] | None:
+        """By where the folder is, its files and the parameters."""
+        folder = self._folder()
+        if store.is_export(folder):
+            return None
+        slug = re.sub(r"[^a-zA-Z0-9]+", "_", folder.resolve().name)[:40]
+        fingerprint = readers.fingerprint_of(folder, readers.walk(folder))
+        return f"folder-{slug}-{_digest(str(folder.resolve()))}", _digest(fingerprint, plain(self))
+
+    def read(self, name: str, root: Path | None) -> Dataset:
+        """Decode it."""
+        folder = self._folder()
+        if store.is_export(folder):
+            return load_export(folder)
+        found = readers.read_folder(folder, readers.walk(folder), self.label, self.image, self.size)
+        return readers.dataset(name, found, str(folder), self.held_out, self.seed)

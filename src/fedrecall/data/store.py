@@ -63,7 +63,8 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
         mean, std = wide.mean(0), wide.std(0, correction=0)
     else:
         histogram = torch.zeros(x.shape[1], 256, dtype=torch.float64)
-        for chunk in x.split(4096):  # bincount widens what it counts
+        for start in range(0, len(x), 4096):  # bincount widens what it counts
+            chunk = x[start : start + 4096]
             for channel in range(x.shape[1]):
                 histogram[channel] += torch.bincount(chunk[:, channel].flatten(), minlength=256)
         value = torch.arange(256, dtype=torch.float64) / 255
