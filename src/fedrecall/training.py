@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -94,6 +94,7 @@ class Begun(NamedTuple):
     since: float
 
 
+Examples = TypeVar("Examples")
 Step = Callable[[State, Any, Batch, Tensor], tuple[State, Tensor]]
 
 
@@ -145,12 +146,16 @@ def begin(
 
 
 def train(
-    take_step: Step, state: State, anchor: Any, batches: Iterable[Batch], key: Tensor
+    take_step: Callable[[State, Any, Examples, Tensor], tuple[State, Tensor]],
+    state: State,
+    anchor: Any,
+    batches: Iterable[Examples],
+    key: Tensor,
 ) -> tuple[State, Tensor]:
     """Take a step for every batch; returns the last state and the losses, [K, ...].
 
     This is the only loop over batches: of one client with `stepper`'s step, of many at once with
-    a step mapped over them.
+    a step mapped over them, which takes the batches of all of them.
     """
     losses = []
     for number, batch in enumerate(batches, start=1):
@@ -208,8 +213,12 @@ def stepper(algorithm: FedAvg, model: Model, sgd: Sgd) -> Step:
     return take_step
 
 
-def descend(params: Params, grads: Params, velocity: Params, sgd: Sgd) -> None:
-    """SGD with weight decay and momentum, in place: v <- rho v + g + wd w, w <- w - lr v."""
+def descend(params: Params, grads: Params, velocity: Params, sgd: Sgd, lr: Tensor | None = None) -> None:
+    """SGD with weight decay and momentum, in place: v <- rho v + g + wd w, w <- w - lr v.
+
+    ``lr``: the learning rate as a tensor, for a step that is recorded once and replayed in rounds
+    whose rates differ.
+    """
     ps = list(params.values())
     gs = [grads[n] for n in params]
     if sgd.weight_decay:
@@ -219,4 +228,7 @@ def descend(params: Params, grads: Params, velocity: Params, sgd: Sgd) -> None:
         torch._foreach_mul_(vs, sgd.momentum)
         torch._foreach_add_(vs, gs)
         gs = vs
-    torch._foreach_add_(ps, gs, alpha=-sgd.lr)
+    if lr is None:
+        torch._foreach_add_(ps, gs, alpha=-sgd.lr)
+    else:
+        torch._foreach_sub_(ps, torch._foreach_mul(gs, lr))
