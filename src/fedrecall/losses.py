@@ -61,6 +61,17 @@ def true_class_kl(
     return _scale(tau, tau_squared) * (true + rest)
 
 
+def weighted_square(teacher: Tensor, student: Tensor, weights: Tensor | float = 1.0) -> Tensor:
+    """sum_c weights_c (teacher_c - student_c)^2 of the logits."""
+    return (weights * (teacher - student).square()).sum(-1)
+
+
+def not_true_square(teacher: Tensor, student: Tensor, y: Tensor) -> Tensor:
+    """Mean squared difference of the C - 1 not-true logits (FedNTD, appendix L)."""
+    difference = torch.where(is_true(student, y), 0.0, teacher - student)
+    return difference.square().sum(-1) / max(student.shape[-1] - 1, 1)
+
+
 def _true_margin(logits: Tensor, y: Tensor) -> Tensor:
     """log p_y - log(1 - p_y), without ever forming 1 - p_y."""
     true = is_true(logits, y)

@@ -10,7 +10,10 @@ ALGORITHMS = Registry(
     {
         "fedavg": "fedrecall.algorithms.fedavg:FedAvg",
         "fedprox": "fedrecall.algorithms.fedprox:FedProx",
+        "fedlsd": "fedrecall.algorithms.fedlsd:FedLSD",
         "fedntd": "fedrecall.algorithms.fedntd:FedNTD",
+        "fedcad": "fedrecall.algorithms.fedcad:FedCAD",
+        "fedssd": "fedrecall.algorithms.fedssd:FedSSD",
         "fedseq": "fedrecall.algorithms.fedseq:FedSeq",
     },
 )

@@ -52,8 +52,11 @@ class FedAvg:
     """Whether a round is one chain of all sampled clients unless the user says otherwise."""
     every_link: ClassVar[bool] = False
     """Whether `aggregate` is given every client's upload rather than each chain's last."""
-    auxiliary_per_class: ClassVar[int] = 0
-    """Examples of each class that the server holds for itself."""
+
+    @property
+    def auxiliary_per_class(self) -> int:
+        """Examples of each class that the server holds for itself; a field where it can be chosen."""
+        return 0
 
     def equip(self, module: nn.Module) -> nn.Module:
         """The user's network with what this algorithm adds to it."""
