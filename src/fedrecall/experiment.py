@@ -142,6 +142,7 @@ class Experiment:
         self.model = make_model(config, dataset, self.algorithm)
         weights = self.model.initial()
         self.server = self.algorithm.start(weights)
+        self.measures = {MEASURES.parse(spec)[0]: MEASURES.make(spec) for spec in config.measures}
         memories = self.folder.path / "memories" if self.folder else None
         self.memories = Memories(self.algorithm.remember(weights), memories)
         self.history: list[dict[str, Any]] = []
@@ -149,7 +150,7 @@ class Experiment:
             self._restore(self.folder)
         if self.folder is not None:
             if not self.folder.started:
-                partitions.save(self.folder.path / "partition.json", self.federation.parts, {})
+                partitions.save(self.folder.path / "partition.json", *describe(self.federation))
             files.write_json(self.folder.path / "config.json", configs.as_dict(config))
             _note_start(self.folder.path / "made.json")
 
@@ -228,6 +229,7 @@ class Experiment:
             "failures": [str(f) for f in failures],
             "bytes_down": played.bytes_down,
             "bytes_up": played.bytes_up,
+            "memory_bytes": trees.size_in_bytes(self.memories.template),
             "seconds": {"train": clock.lap(), "clients": [round(v.seconds, 6) for v in played.visits]},
         }
         if number % config.evaluate_every == 0 or number == config.rounds:
@@ -244,9 +246,10 @@ class Experiment:
                 played.visits,
                 evaluation,
             )
-            for name in config.measures:
-                record.setdefault("measures", {})[name] = MEASURES.make(name)(moment)
-                record["seconds"].setdefault("measures", {})[name] = clock.lap()
+            for name, measure in self.measures.items():
+                if number % measure.every == 0 or number == config.rounds:
+                    record.setdefault("measures", {})[name] = measure(moment)
+                    record["seconds"].setdefault("measures", {})[name] = clock.lap()
         self.history.append(record)
         self._save(number, record, clock)
         for sink in self.sinks:
@@ -340,6 +343,16 @@ def federate(
         parts = [rest[part] for part in split]
     augmentation = Augmentation.parse(config.augmentation or "none")
     return Federation(dataset, parts, augmentation, DTYPES[config.precision], auxiliary)
+
+
+def describe(federation: Federation) -> tuple[Sequence[np.ndarray], dict[str, Any]]:
+    """What partition.json holds: the parts, and what they look like to someone without the data."""
+    auxiliary = federation.auxiliary_part
+    return federation.parts, {
+        "class_names": list(federation.dataset.class_names),
+        "counts": federation.counts.tolist(),
+        "auxiliary": 0 if auxiliary is None else len(auxiliary),
+    }
 
 
 def make_model(config: Config, dataset: Dataset, algorithm: FedAvg) -> Model:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedrecall.measures.accuracy import accuracy, class_accuracy, in_local, out_local
-from fedrecall.measures.moment import Moment
+from fedrecall.measures.moment import Measure, Moment
 
 
 @dataclass(frozen=True)
-class Locals:
+class Locals(Measure):
     """In-local and out-local accuracy before, after local training and after aggregation.
 
     Costs one evaluation on the test set for every sampled client, and one of the model they got.

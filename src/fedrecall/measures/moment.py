@@ -1,15 +1,17 @@
 """What a measure may look at: one round, seen from everywhere."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 
 from fedrecall.data.federation import Federation
 from fedrecall.measures.accuracy import Evaluation, evaluate
 from fedrecall.models.model import Model, Weights
+from fedrecall.specs import AT_LEAST_ONE
 from fedrecall.training import Visit
 
 
@@ -51,8 +53,13 @@ class Moment:
         return np.asarray(self.federation.client(client).distribution.numpy())
 
 
-class Measure(Protocol):
-    """Something recorded on demand: a dataclass (its fields are options) that maps a moment to JSON."""
+@dataclass(frozen=True)
+class Measure(ABC):
+    """Something recorded on demand: its fields are its options; it maps a moment to JSON."""
 
+    every: Annotated[int, AT_LEAST_ONE] = 1
+    """Rounds from one time to the next; the last round is always measured."""
+
+    @abstractmethod
     def __call__(self, moment: Moment) -> dict[str, Any]:
         """What to record under the measure's name."""
