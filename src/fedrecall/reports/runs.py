@@ -1,0 +1,301 @@
+"""A run folder as a report sees it: what was asked, what was recorded, who held what, the last model.
+
+`Run` reads files only when asked for them and holds no lock, so a run that is still going can be
+looked at. `arrange` puts many runs in order: seeds of one experiment together, each named by what
+sets it apart from the others.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrecall import config as configs
+from fedrecall import files, specs, trees
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.config import Config
+from fedrecall.data.datasets import Dataset, load
+from fedrecall.errors import UserError
+from fedrecall.experiment import make_model
+from fedrecall.models.model import Model, Weights
+from fedrecall.records import Checkpoint, RunFolder
+from fedrecall.specs import Registry
+
+SEEDS = ("seed", "partition_seed")
+ELSEWHERE = (
+    "backend",
+    "workers",
+    "device",
+    "checkpoint_every",
+    "evaluate_every",
+    "measures",
+    "on_failure",
+)
+"""Config keys that say how a run was computed or watched, not what it computes."""
+
+
+class Run:
+    """One run's files."""
+
+    def __init__(self, path: Path | str, name: str | None = None):
+        """``name``: what to call it; by default the folder's name."""
+        self.path = Path(path)
+        self.name = name or self.path.resolve().name
+        self.folder = RunFolder(self.path)
+        if not self.folder.started:
+            raise UserError(f"{self.path} is not a run: it has no config.json.")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The effective config, as saved."""
+        return self.folder.config()
+
+    @cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """One record a round."""
+        found = self.folder.metrics()
+        if not found:
+            raise UserError(f"{self.path} has no finished round yet.")
+        return found
+
+    @cached_property
+    def made(self) -> list[dict[str, Any]]:
+        """Command, versions and machine of every start."""
+        path = self.path / "made.json"
+        found = files.read_json(path) if path.exists() else []
+        return [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
+
+    @cached_property
+    def partition(self) -> dict[str, Any]:
+        """What partition.json says beside the examples: counts, class_names, auxiliary."""
+        path = self.path / "partition.json"
+        found = files.read_json(path)
+        meta = found.get("meta") if isinstance(found, dict) else None
+        if not isinstance(meta, dict) or not {"counts", "class_names", "auxiliary"} <= meta.keys():
+            raise UserError(f"{path} does not say how many examples of each class the clients hold.")
+        return meta
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Examples of each class at each client, [N, C]."""
+        return np.asarray(self.partition["counts"], dtype=np.int64)
+
+    @property
+    def distributions(self) -> np.ndarray:
+        """p^k of every client, [N, C]."""
+        counts = self.counts
+        return np.asarray(counts / np.maximum(counts.sum(1, keepdims=True), 1))
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes."""
+        return [str(name) for name in self.partition["class_names"]]
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.config["seed"])
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name."""
+        return str(self.config["algorithm"]["name"])
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds were played."""
+        return bool(self.records[-1]["round"] >= self.config["rounds"])
+
+    @cached_property
+    def evaluated(self) -> list[dict[str, Any]]:
+        """The records of the rounds that were evaluated."""
+        return [r for r in self.records if "accuracy" in r]
+
+    @property
+    def rounds(self) -> np.ndarray:
+        """Numbers of the evaluated rounds."""
+        return np.array([r["round"] for r in self.evaluated])
+
+    def series(self, key: str) -> np.ndarray:
+        """A number (or a row of them) of every evaluated round: accuracy, forgetting, class_accuracy."""
+        return np.array([r[key] for r in self.evaluated], dtype=float)  # None becomes NaN
+
+    def measured(self, measure: str) -> list[tuple[int, dict[str, Any]]]:
+        """(round, what the measure recorded), or a UserError that says how to have it recorded."""
+        found = [
+            (r["round"], r["measures"][measure]) for r in self.records if measure in r.get("measures", {})
+        ]
+        if not found:
+            raise UserError(
+                f"{self.path} was not measured with {measure!r}: run it with --measure {measure}."
+            )
+        return found
+
+    # What needs more than the records.
+
+    @cached_property
+    def settings(self) -> Config:
+        """The config, checked and as objects."""
+        return configs.make(self.config)
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The data set that the config names; a UserError says where it is looked for."""
+        return load(self.settings.dataset)
+
+    def checkpoint(self, round_number: int | None = None) -> Checkpoint:
+        """The newest checkpoint, or that of a round; only the last two rounds' are kept."""
+        kept = []
+        for checkpoint in self.folder.checkpoints():
+            if round_number is None or checkpoint.round_number == round_number:
+                return checkpoint
+            kept.append(checkpoint.round_number)
+        wanted = "checkpoint" if round_number is None else f"checkpoint of round {round_number}"
+        there = f", only of {' and '.join(map(str, sorted(kept)))}" if kept else ""
+        raise UserError(f"{self.path} has no {wanted}{there}.")
+
+    @cached_property
+    def model(self) -> Model:
+        """The network's structure."""
+        return make_model(self.settings, self.dataset, ALGORITHMS.make(self.settings.algorithm))
+
+    def weights(self, round_number: int | None = None) -> Weights:
+        """The global model after the last saved round, or after this one."""
+        head = "weights/"
+        arrays = self.checkpoint(round_number).arrays
+        flat = {n.removeprefix(head): a for n, a in arrays.items() if n.startswith(head)}
+        try:
+            return trees.restore(self.model.initial(), flat, f"the checkpoint of {self.path}")
+        except ValueError as error:
+            raise UserError(f"{error}: it is not of the model that the config names.") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seeds alone."""
+
+    runs: tuple[Run, ...]
+    algorithm: str
+    """The algorithm, with those of its hyperparameters that differ between the groups."""
+    setup: str
+    """Whatever else differs between the groups: ``partition=shards:2, clients=100``; may be empty."""
+
+    @property
+    def label(self) -> str:
+        """What sets the group apart."""
+        return f"{self.algorithm} ({self.setup})" if self.setup else self.algorithm
+
+    @property
+    def seeds(self) -> list[int]:
+        """The runs' seeds."""
+        return [run.seed for run in self.runs]
+
+    def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """(rounds, values [seed, round, ...]) over the rounds that all runs of the group evaluated."""
+        rounds = sorted(set.intersection(*(set(run.rounds.tolist()) for run in self.runs)))
+        if not rounds:
+            raise UserError(f"the runs of {self.label} have no evaluated round in common.")
+        rows = [run.series(key)[np.isin(run.rounds, rounds)] for run in self.runs]
+        return np.array(rounds), np.stack(rows)
+
+    def last(self, key: str) -> list[float]:
+        """The value after the last evaluated round, one a seed."""
+        return [float(run.series(key)[-1]) for run in self.runs]
+
+
+def open_runs(paths: Iterable[Path | str]) -> list[Run]:
+    """Runs by folder; a folder of runs (no config.json of its own) stands for all that it holds."""
+    found: list[Run] = []
+    for path in map(Path, paths):
+        if (path / "config.json").exists():
+            found.append(Run(path))
+            continue
+        inside = sorted(p.parent for p in path.glob("*/config.json"))
+        if not inside:
+            raise UserError(f"{path} is neither a run nor a folder of runs.")
+        found.extend(Run(p) for p in inside)
+    if not found:
+        raise UserError("name at least one run.")
+    return found
+
+
+def arrange(runs: Sequence[Run]) -> list[Group]:
+    """The runs by experiment, in the order in which each first occurs, seeds sorted."""
+    members: dict[str, list[Run]] = {}
+    for run in runs:
+        members.setdefault(_identity(run), []).append(run)
+    configs_ = [same[0].config for same in members.values()]
+    settings = [_settings(config) for config in configs_]
+    varying = [k for k in settings[0] if len({s.get(k) for s in settings}) > 1]
+    groups = []
+    for same, config, mine in zip(members.values(), configs_, settings, strict=True):
+        algorithm = config["algorithm"]
+        others = [c["algorithm"] for c in configs_ if c["algorithm"]["name"] == algorithm["name"]]
+        own = [f"{k}={_word(v)}" for k, v in algorithm.items() if any(o.get(k) != v for o in others)]
+        name = " ".join([str(algorithm["name"]), *own])
+        setup = ", ".join(mine[k] for k in varying if k in mine)
+        groups.append(Group(tuple(sorted(same, key=lambda run: run.seed)), name, setup))
+    return groups
+
+
+def value(config: dict[str, Any], key: str) -> Any:
+    """A setting by its dotted key: ``algorithm.beta``, ``training.local_epochs``, ``clients``."""
+    found: Any = config
+    for part in key.split("."):
+        if not isinstance(found, dict) or part not in found:
+            raise UserError(f"the runs have no setting {key!r}.")
+        found = found[part]
+    return found
+
+
+def spec_text(registry: Registry, spec: dict[str, Any]) -> str:
+    """``lda:0.1`` of lda's fields: the first one, and of the others what is not the default."""
+    try:
+        known = specs.fields(registry.cls(spec["name"]))
+    except UserError:  # a class of the user's that is no longer there
+        return str(spec["name"])
+    words = []
+    for i, field in enumerate(known):
+        given = spec.get(field.name, field.default)
+        if i == 0 and given is not None:
+            words.append(_word(given))
+        elif given != field.default:
+            words.append(f"{field.name}={_word(given)}")
+    return f"{spec['name']}:{','.join(words)}" if words else str(spec["name"])
+
+
+def _settings(config: dict[str, Any]) -> dict[str, str]:
+    """What a setup consists of, each in words."""
+    found = {}
+    for key, given in config.items():
+        if key in ("algorithm", *SEEDS, *ELSEWHERE):
+            continue
+        if key in configs.REGISTRIES:
+            found[key] = spec_text(configs.REGISTRIES[key], given)
+        elif key == "training":
+            found |= {k: f"{k}={_word(v)}" for k, v in given.items()}
+        elif key in ("model", "augmentation"):
+            found[key] = str(given)
+        else:
+            found[key] = f"{key}={_word(given)}"
+    return found
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return "+".join(map(_word, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _identity(run: Run) -> str:
+    what = {k: v for k, v in run.config.items() if k not in (*SEEDS, *ELSEWHERE)}
+    return json.dumps(what, sort_keys=True)

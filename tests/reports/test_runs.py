@@ -1,0 +1,100 @@
+import json
+
+import numpy as np
+import pytest
+
+import fedrecall
+from fedrecall import trees
+from fedrecall.errors import UserError
+from fedrecall.measures.accuracy import accuracy, evaluate
+from fedrecall.reports.runs import Run, arrange, open_runs, value
+
+SMALL = {
+    "dataset": "synthetic:4,train=200,test=60",
+    "model": "mlp",
+    "clients": 6,
+    "sample": 3,
+    "rounds": 3,
+    "partition": "shards:2",
+    "training.local_epochs": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    for algorithm in ("fedavg", "fedntd:beta=2", "fedntd:beta=0.5"):
+        for seed in (1, 0):
+            name = f"{algorithm.replace(':', '-')}-{seed}"
+            fedrecall.run(root / name, algorithm=algorithm, seed=seed, measures=["locals:2"], **SMALL)
+    return root
+
+
+def test_what_a_run_says_of_itself(folder):
+    run = Run(folder / "fedavg-0")
+    assert run.counts.shape == (6, 4)
+    assert run.counts.sum() == 200
+    assert run.distributions.sum(1) == pytest.approx(np.ones(6))
+    assert run.rounds.tolist() == [1, 2, 3]
+    assert run.finished
+    assert np.isnan(run.series("consistency")[0])
+    assert run.series("class_accuracy").shape == (3, 4)
+    assert run.made[0]["versions"]["torch"]
+
+
+def test_measures_are_recorded_every_n_rounds_and_at_the_end(folder):
+    run = Run(folder / "fedavg-0")
+    assert [number for number, _ in run.measured("locals")] == [2, 3]
+    assert set(run.records[1]["seconds"]["measures"]) == {"locals"}
+    with pytest.raises(UserError, match="--measure alignment"):
+        run.measured("alignment")
+
+
+def test_the_loaded_model_is_the_one_that_was_evaluated(folder):
+    run = Run(folder / "fedntd-beta=2-1")
+    test = run.dataset.test
+    from fedrecall.data.client import ClientData
+
+    data = ClientData(test.x, test.y, run.dataset.classes, run.dataset.mean, run.dataset.std)
+    for number in (2, 3):
+        found = accuracy(evaluate(run.model, run.weights(number), data).confusion)
+        assert found == run.records[number - 1]["accuracy"]
+    assert trees.finite(run.weights())
+    with pytest.raises(UserError, match="only of 2 and 3"):
+        run.weights(1)
+
+
+def test_seeds_are_grouped_and_groups_named_by_what_differs(folder):
+    groups = arrange(open_runs([folder]))
+    assert [g.label for g in groups] == ["fedavg", "fedntd beta=0.5", "fedntd beta=2"]
+    assert [g.seeds for g in groups] == [[0, 1]] * 3
+    rounds, values = groups[0].series("accuracy")
+    assert rounds.tolist() == [1, 2, 3]
+    assert values.shape == (2, 3)
+    assert groups[0].last("accuracy") == values[:, -1].tolist()
+
+
+def test_setups_are_named_too(folder, tmp_path):
+    other = {**SMALL, "partition": "lda:0.3,min_size=2", "training.local_epochs": 2}
+    fedrecall.run(tmp_path / "other", algorithm="fedavg", **other)
+    groups = arrange([Run(folder / "fedavg-0"), Run(tmp_path / "other")])
+    assert [g.setup for g in groups] == ["shards:2, local_epochs=1", "lda:0.3,min_size=2, local_epochs=2"]
+    assert value(Run(folder / "fedavg-0").config, "training.local_epochs") == 1
+
+
+def test_a_run_that_is_being_written_is_read_up_to_its_last_whole_line(folder, tmp_path):
+    path = tmp_path / "going"
+    path.mkdir()
+    (path / "config.json").write_text((folder / "fedavg-0" / "config.json").read_text())
+    line = json.dumps({"round": 1, "accuracy": 0.5})
+    (path / "metrics.jsonl").write_text(line + "\n" + line[:9])
+    run = Run(path)
+    assert len(run.records) == 1
+    assert not run.finished
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match="not a run"):
+        Run(tmp_path)
+    with pytest.raises(UserError, match="neither"):
+        open_runs([tmp_path])
