@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from fedrecall.data import readers, store
+from fedrecall.data import folders, hub, store
+from fedrecall.data.rows import Rows, Source, join
 from fedrecall.data.store import Dataset, Split, export, load_export
 from fedrecall.errors import UserError
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, Range, Registry, plain
@@ -125,7 +126,7 @@ def available(root: Path | None = None, cache: Path | None = None) -> list[Avail
         if issubclass(recipe, HubImages):
             local = recipe().local(name, root)
             kept = next(iter(sorted(cache.glob(f"{name}-*.safetensors"))), None)
-            where = str(local or kept or f"not here; on the hub as {recipe.hub}")
+            where = str(local or kept or f"not here; on the hub as {recipe.repository}")
             found.append(Available(name, bool(local or kept), where))
         elif name != "folder":
             found.append(Available(name, True, "comes with the package"))
@@ -145,8 +146,8 @@ class Digits(Recipe):
 
         images, labels = load_digits(return_X_y=True)
         x = (images.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)  # 0..16 to 0..255
-        rows = readers.Rows(list(x), labels.tolist(), [f"digit {i}" for i in range(len(x))])
-        return readers.dataset(name, readers.Source({"train": rows}), "digits", held_out=0.2, seed=0)
+        rows = Rows(list(x), labels.tolist(), [f"digit {i}" for i in range(len(x))])
+        return join(name, Source({"train": rows}), "digits", held_out=0.2, seed=0)
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ _HUB = "hub"
 class HubImages(Recipe):
     """A set of labelled images with a training and a test split."""
 
-    hub: ClassVar[str]
+    repository: ClassVar[str]
     """Its id on the hub, and where a local copy lies under the root."""
     image: ClassVar[str] = "image"
     label: ClassVar[str] = "label"
@@ -214,7 +215,7 @@ class HubImages(Recipe):
         """The folder of a local copy."""
         if root is None:
             return None
-        places = [root / self.hub, root / self.hub.split("/")[1], root / name]
+        places = [root / self.repository, root / self.repository.split("/")[1], root / name]
         return next((p for p in places if p.is_dir()), None)
 
     def cached(self, name: str, root: Path | None) -> tuple[str, str] | None:
@@ -224,7 +225,7 @@ class HubImages(Recipe):
             return name, _HUB
         if store.is_export(folder):
             return None
-        return name, _digest(readers.fingerprint_of(folder, readers.walk(folder)))
+        return name, _digest(folders.fingerprint_of(folder, folders.walk(folder)))
 
     def read(self, name: str, root: Path | None) -> Dataset:
         """Decode the local copy, or what the hub sends."""
@@ -232,26 +233,25 @@ class HubImages(Recipe):
         if folder is not None and store.is_export(folder):
             return load_export(folder)
         if folder is not None:
-            readers.check_parquet(p for p in readers.walk(folder) if p.suffix == ".parquet")
+            hub.check_parquet(p for p in folders.walk(folder) if p.suffix == ".parquet")
             with tempfile.TemporaryDirectory() as scratch:
-                found = readers.hugging_face(
-                    lambda datasets: self._rows(datasets, folder, scratch), str(folder)
-                )
-            return readers.dataset(name, found, str(folder), held_out=0, seed=0)
+                found = hub.hugging_face(lambda datasets: self._rows(datasets, folder, scratch), str(folder))
+            return join(name, found, str(folder), held_out=0, seed=0)
         try:
-            found = readers.hugging_face(lambda hf: self._rows(hf, None, None), "the hub")
+            found = hub.hugging_face(lambda hf: self._rows(hf, None, None), "the hub")
         except UserError as error:
             searched = f"no copy in {root}" if root else "no local root is named"
+            tried, there = str(error).rstrip("."), f"ROOT/{self.repository}"
             raise UserError(
-                f"the data set {name} cannot be had: {searched}, none is cached, and "
-                f"{str(error).rstrip('.')}; put the parquet files of {self.hub} into ROOT/{self.hub} and set FEDRECALL_DATA=ROOT."
+                f"the data set {name} cannot be had: {searched}, none is cached, and {tried}; "
+                f"put the parquet files of {self.repository} into {there} and set FEDRECALL_DATA=ROOT."
             ) from error
-        return readers.dataset(name, found, self.hub, held_out=0, seed=0)
+        return join(name, found, self.repository, held_out=0, seed=0)
 
-    def _rows(self, datasets: Any, folder: Path | None, scratch: str | None) -> readers.Source:
+    def _rows(self, datasets: Any, folder: Path | None, scratch: str | None) -> Source:
         if folder is None:
-            reach_hub(self.hub)
-        source = str(folder or self.hub)
+            hub.reach(self.repository)
+        source = str(folder or self.repository)
         tables = datasets.load_dataset(source, cache_dir=scratch, verification_mode="no_checks")
         test = next((split for split in self.test if split in tables), None)
         if "train" not in tables or test is None:
@@ -260,7 +260,7 @@ class HubImages(Recipe):
             )
         splits = {}
         for part, split in (("train", "train"), ("test", test)):
-            splits[part] = readers.table_rows(
+            splits[part] = hub.table_rows(
                 tables[split],
                 f"{source} ({split})",
                 self.label,
@@ -271,18 +271,10 @@ class HubImages(Recipe):
             )
         if self.key:
             splits["train"] = _only_once(splits["train"], splits["test"])
-        return readers.Source(splits, readers.label_names(tables["train"], self.label))
+        return Source(splits, hub.label_names(tables["train"], self.label))
 
 
-def reach_hub(hub_id: str) -> None:
-    """Ask the hub one question with a time limit, for the library would go on asking for minutes."""
-    from huggingface_hub import HfApi, constants
-
-    if not constants.HF_HUB_OFFLINE:  # else what the library has downloaded before still works
-        HfApi().dataset_info(hub_id, timeout=10)
-
-
-def _only_once(train: readers.Rows, test: readers.Rows) -> readers.Rows:
+def _only_once(train: Rows, test: Rows) -> Rows:
     seen = set(test.key)
     places = []
     for i, key in enumerate(train.key):
@@ -296,7 +288,7 @@ def _only_once(train: readers.Rows, test: readers.Rows) -> readers.Rows:
 class MNIST(HubImages):
     """Handwritten digits, 1x28x28, 60,000 and 10,000."""
 
-    hub: ClassVar[str] = "ylecun/mnist"
+    repository: ClassVar[str] = "ylecun/mnist"
     channels: ClassVar[int] = 1
 
 
@@ -304,7 +296,7 @@ class MNIST(HubImages):
 class FashionMNIST(HubImages):
     """Articles of clothing, 1x28x28, 60,000 and 10,000."""
 
-    hub: ClassVar[str] = "zalando-datasets/fashion_mnist"
+    repository: ClassVar[str] = "zalando-datasets/fashion_mnist"
     channels: ClassVar[int] = 1
 
 
@@ -312,7 +304,7 @@ class FashionMNIST(HubImages):
 class CIFAR10(HubImages):
     """Photographs in 10 classes, 3x32x32, 50,000 and 10,000."""
 
-    hub: ClassVar[str] = "uoft-cs/cifar10"
+    repository: ClassVar[str] = "uoft-cs/cifar10"
     image: ClassVar[str] = "img"
 
 
@@ -320,7 +312,7 @@ class CIFAR10(HubImages):
 class CIFAR100(HubImages):
     """Photographs in 100 classes (the fine labels), 3x32x32, 50,000 and 10,000."""
 
-    hub: ClassVar[str] = "uoft-cs/cifar100"
+    repository: ClassVar[str] = "uoft-cs/cifar100"
     image: ClassVar[str] = "img"
     label: ClassVar[str] = "fine_label"
 
@@ -329,14 +321,14 @@ class CIFAR100(HubImages):
 class CINIC10(HubImages):
     """CIFAR-10's classes from CIFAR-10 and ImageNet, 3x32x32, 90,000 and 90,000; validation is not used."""
 
-    hub: ClassVar[str] = "flwrlabs/cinic10"
+    repository: ClassVar[str] = "flwrlabs/cinic10"
 
 
 @dataclass(frozen=True)
 class TinyImageNet(HubImages):
     """Photographs in 200 classes, 3x64x64, 100,000 and 10,000; its validation split is the test set."""
 
-    hub: ClassVar[str] = "zh-plus/tiny-imagenet"
+    repository: ClassVar[str] = "zh-plus/tiny-imagenet"
     test: ClassVar[tuple[str, ...]] = ("valid", "validation")
 
 
@@ -349,7 +341,7 @@ class HAM10000(HubImages):
     not used.
     """
 
-    hub: ClassVar[str] = "marmal88/skin_cancer"
+    repository: ClassVar[str] = "marmal88/skin_cancer"
     label: ClassVar[str] = "dx"
     size: ClassVar[int] = 64
     key: ClassVar[str | None] = "image_id"
@@ -393,7 +385,7 @@ class Folder(Recipe):
         if store.is_export(folder):
             return None
         slug = re.sub(r"[^a-zA-Z0-9]+", "_", folder.resolve().name)[:40]
-        fingerprint = readers.fingerprint_of(folder, readers.walk(folder))
+        fingerprint = folders.fingerprint_of(folder, folders.walk(folder))
         return f"folder-{slug}-{_digest(str(folder.resolve()))}", _digest(fingerprint, plain(self))
 
     def read(self, name: str, root: Path | None) -> Dataset:
@@ -401,5 +393,5 @@ class Folder(Recipe):
         folder = self._folder()
         if store.is_export(folder):
             return load_export(folder)
-        found = readers.read_folder(folder, readers.walk(folder), self.label, self.image, self.size)
-        return readers.dataset(name, found, str(folder), self.held_out, self.seed)
+        found = folders.read_folder(folder, folders.walk(folder), self.label, self.image, self.size)
+        return join(name, found, str(folder), self.held_out, self.seed)

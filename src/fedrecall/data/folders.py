@@ -1,0 +1,238 @@
+"""A user's own folder: images in a folder per class, CSV or parquet files."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrecall.data import hub
+from fedrecall.data.images import decode
+from fedrecall.data.rows import Rows, Source
+from fedrecall.errors import UserError, nearest
+
+TRAIN_WORDS = ("train", "training")
+TEST_WORDS = ("test", "testing", "eval", "evaluation", "validation", "valid", "val", "dev")
+_IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+
+
+def read_folder(folder: Path, files: list[Path], label: str, image: str, size: int) -> Source:
+    """A user's folder: parquet or CSV files, or images in a folder per class."""
+    for ending, read in ((".parquet", read_parquet), (".csv", read_csv)):
+        found = [f for f in files if f.suffix.lower() == ending]
+        if found:
+            return read(folder, found, label, image, size)
+    return read_images(folder, [f for f in files if f.suffix.lower() in _IMAGES], size)
+
+
+def by_split(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
+    """Files for training and, if some are named so, for testing ("test" before "validation")."""
+    top = folder.resolve()
+    groups: dict[str, list[Path]] = {"train": [], "test": [], "other": []}
+    for path in files:
+        groups[split_of(path.relative_to(top)) or "other"].append(path)
+    if not groups["train"]:
+        groups["train"] = groups["other"]
+    proper = [p for p in groups["test"] if re.search(r"test", p.relative_to(top).as_posix().lower())]
+    return {"train": groups["train"], "test": proper or groups["test"]}
+
+
+def read_images(folder: Path, files: list[Path], size: int) -> Source:
+    """``train/CLASS/*.png`` and ``test/CLASS/*.png``, or ``CLASS/*.png`` alone."""
+    if not files:
+        raise UserError(f"{folder} has no images in a folder per class, no parquet and no CSV files.")
+    top = folder.resolve()
+    heads = {path.relative_to(top).parts[0].lower() for path in files if path.parent != top}
+    has_splits = bool(heads & set(TRAIN_WORDS))
+    splits = {"train": Rows(), "test": Rows()}
+    if has_splits:
+        tests = sorted(heads & set(TEST_WORDS), key=lambda head: TEST_WORDS.index(head))[:1]
+    for path in files:
+        parts = path.relative_to(top).parts
+        split = "train"
+        if has_splits:
+            head = parts[0].lower()
+            if head not in (*TRAIN_WORDS, *tests):
+                continue
+            split = "train" if head in TRAIN_WORDS else "test"
+            parts = parts[1:]
+        if len(parts) != 2:
+            raise UserError(f"{path} does not lie in a folder named after its class, right below {folder}.")
+        rows = splits[split]
+        rows.x.append(decode(_bytes(path), str(path), size))
+        rows.y.append(parts[0])
+        rows.where.append(str(path))
+    return Source(splits)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def read_parquet(folder: Path, files: list[Path], label: str, image: str, size: int) -> Source:
+    """A user's parquet files."""
+    hub.check_parquet(files)
+    named = {split: [str(p) for p in paths] for split, paths in by_split(folder, files).items() if paths}
+    with tempfile.TemporaryDirectory() as scratch:
+
+        def use(datasets: Any) -> Source:
+            tables = datasets.load_dataset("parquet", data_files=named, cache_dir=scratch)
+            splits = {
+                split: hub.table_rows(table, f"{folder} ({split})", label, image, size)
+                for split, table in tables.items()
+            }
+            return Source(splits, hub.label_names(tables["train"], label))
+
+        found: Source = hub.hugging_face(use, str(folder))
+        return found
+
+
+def read_csv(folder: Path, files: list[Path], label: str, image: str, size: int) -> Source:
+    """A label column beside an image-path column or columns of numbers."""
+    groups = by_split(folder, files)
+    columns: list[str] = []
+    splits = {}
+    for split, paths in groups.items():
+        rows = splits[split] = Rows()
+        for path in paths:
+            for header, line, cells in _csv_lines(path):
+                if not columns:
+                    columns = header
+                    if label not in columns:
+                        raise UserError(f"{path} has no column {label!r}; {nearest(label, columns)}")
+                elif header != columns:
+                    raise UserError(f"{path} has the columns {header}, but others have {columns}.")
+                where = f"{path} line {line}"
+                values = dict(zip(columns, cells, strict=True))
+                written = values.pop(label).strip()
+                if not written:
+                    raise UserError(f"{where} has no {label!r}.")
+                rows.y.append(written)
+                rows.where.append(where)
+                if image in values:
+                    rows.x.append(decode(_bytes(_inside(folder, path, values[image])), where, size))
+                else:
+                    rows.x.append(_numbers(values, where))
+    _whole_numbers(splits, label)
+    return Source(splits)
+
+
+def _csv_lines(path: Path) -> Iterator[tuple[list[str], int, list[str]]]:
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            header = next(reader, None)
+            if header is None:
+                raise UserError(f"{path} is empty.")
+            header = [cell.strip() for cell in header]
+            if len(set(header)) != len(header):
+                raise UserError(f"{path} has two columns of the same name.")
+            for cells in reader:
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    raise UserError(
+                        f"{path} line {reader.line_num} has {len(cells)} cells, not {len(header)}."
+                    )
+                yield header, reader.line_num, cells
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: {error.reason}.") from error
+    except csv.Error as error:
+        raise UserError(f"{path} is not a CSV file: {error}.") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _inside(folder: Path, table: Path, written: str) -> Path:
+    path = table.parent / written
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{table} names {written}, which lies outside {folder}.")
+    return path
+
+
+def _numbers(values: dict[str, str], where: str) -> Any:
+    if not values:
+        raise UserError(f"{where} has a label and nothing to learn it from.")
+    out = np.empty(len(values), np.float64)
+    for i, (column, written) in enumerate(values.items()):
+        try:
+            out[i] = float(written)
+        except ValueError:
+            out[i] = math.nan
+        if not math.isfinite(out[i]):
+            raise UserError(f"{where}: {column} = {written!r} is not a finite number.")
+    return out
+
+
+def _whole_numbers(splits: dict[str, Rows], label: str) -> None:
+    """Labels that are all whole numbers become so, and sort as such; fractions are not classes."""
+    numbers: dict[str, float] = {}
+    for rows in splits.values():
+        for written in map(str, rows.y):
+            try:
+                numbers[written] = float(written)
+            except ValueError:
+                return
+    fraction = next((w for w, n in numbers.items() if not math.isfinite(n) or n != int(n)), None)
+    if fraction is not None:
+        raise UserError(f"the column {label!r} has {fraction}: a label is a class, a whole number or a name.")
+    for rows in splits.values():
+        rows.y = [int(numbers[str(written)]) for written in rows.y]
+
+
+# Files.
+
+
+def walk(folder: Path) -> list[Path]:
+    """All files under a folder in a fixed order, hidden ones aside.
+
+    Refuses what could leave the folder (a link to elsewhere) or cannot be written down (a name
+    that is not UTF-8).
+    """
+    top = folder.resolve()
+    found: list[Path] = []
+    for here, folders, names in os.walk(top):
+        folders[:] = sorted(n for n in folders if not n.startswith("."))
+        for entry in [*folders, *names]:
+            path = Path(here) / entry
+            try:
+                entry.encode("utf-8")
+            except UnicodeEncodeError:
+                shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+                raise UserError(f"the file name {shown} is not UTF-8: rename it.") from None
+            if path.is_symlink():
+                aim = path.resolve()
+                if not aim.is_relative_to(top):
+                    raise UserError(f"{path} is a link to a place outside {folder}: copy the file instead.")
+                if not aim.is_file():
+                    raise UserError(f"{path} is a link, but not to a file: copy what it stands for instead.")
+        found += [Path(here) / n for n in sorted(names) if not n.startswith(".")]
+    return found
+
+
+def fingerprint_of(folder: Path, files: list[Path]) -> list[tuple[str, int, int]]:
+    """What changes when a file does: relative name, size and time of every file."""
+    top = folder.resolve()
+    stats = [(path, path.stat()) for path in files]
+    return [(path.relative_to(top).as_posix(), s.st_size, s.st_mtime_ns) for path, s in stats]
+
+
+def split_of(relative: Path) -> str | None:
+    """``train`` or ``test`` if a folder or the file is named so, as the hub's loader would have it."""
+    for part in relative.parts:
+        words = re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9])", part.lower())
+        if any(w in TRAIN_WORDS for w in words):
+            return "train"
+        if any(w in TEST_WORDS for w in words):
+            return "test"
+    return None

@@ -1,0 +1,108 @@
+"""Tables of images as the hub keeps them, read with Hugging Face ``datasets`` and quietly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from fedrecall.data.images import decode
+from fedrecall.data.rows import Label, Rows
+from fedrecall.errors import UserError, nearest
+
+
+def check_parquet(files: Iterable[Path]) -> None:
+    """Name the file that is cut short, which the library would not."""
+    for path in files:
+        try:
+            with open(path, "rb") as file:
+                head = file.read(4)
+                file.seek(-4, os.SEEK_END)
+                whole = head == file.read(4) == b"PAR1"
+        except OSError:
+            whole = False
+        if not whole:
+            raise UserError(f"{path} is not a whole parquet file: copy it again.")
+
+
+def hugging_face(use: Callable[[Any], Any], source: str) -> Any:
+    """Call into ``datasets``, quietly, with whatever it raises as one sentence."""
+    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "10")
+    os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", "10")
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(f"{source} has to be decoded first, which needs the package 'datasets'.") from error
+    shown = datasets.utils.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        return use(datasets)
+    except UserError:
+        raise
+    except Exception as error:  # its errors share no base class
+        cause = error.__cause__ or error
+        said = " ".join(str(cause).split())[:300]
+        raise UserError(f"{source} cannot be read: {type(cause).__name__}: {said}.") from error
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def label_names(table: Any, label: str) -> list[str] | None:
+    """The names of a label column that has them."""
+    names = getattr(table.features.get(label), "names", None)
+    return list(names) if names else None
+
+
+def table_rows(
+    table: Any, source: str, label: str, image: str, size: int, channels: int = 0, key: str | None = None
+) -> Rows:
+    """The images and labels of one split of a ``datasets`` table."""
+    import datasets
+
+    features = table.features
+    pictures = [n for n, f in features.items() if isinstance(f, datasets.Image)]
+    column = next((n for n in (image, "image", "img", *pictures) if n in features), None)
+    if column is None:
+        raise UserError(f"{source} has no column {image!r} of images; {nearest(image, features)}")
+    if label not in features:
+        raise UserError(f"{source} has no column {label!r}; {nearest(label, features)}")
+    if isinstance(features[column], datasets.Image):
+        table = table.cast_column(column, datasets.Image(decode=False))
+    wanted = [column, label, *([key] if key and key in features else [])]
+    rows = Rows()
+    for batch in table.select_columns(wanted).iter(batch_size=512):
+        for i, (held, written) in enumerate(zip(batch[column], batch[label], strict=True)):
+            where = f"{source}, row {len(rows.y)}"
+            content = held.get("bytes") if isinstance(held, dict) else held
+            if not isinstance(content, bytes):
+                raise UserError(f"{where} has no image in the column {column!r}.")
+            if isinstance(held, dict) and held.get("path"):
+                where += f" ({held['path']})"
+            rows.x.append(decode(content, where, size, channels))
+            rows.y.append(_label(written, where, label))
+            rows.where.append(where)
+            if len(wanted) > 2:
+                rows.key.append(batch[key][i])
+    return rows
+
+
+def _label(written: Any, where: str, label: str) -> Label:
+    if written is None or written == "":
+        raise UserError(f"{where} has no {label!r}.")
+    if isinstance(written, bool) or not isinstance(written, (str, int, float)):
+        raise UserError(f"{where}: {label} = {written!r} is neither a whole number nor a name.")
+    if isinstance(written, float):
+        if not written.is_integer():
+            raise UserError(f"{where}: {label} = {written!r} is neither a whole number nor a name.")
+        return int(written)
+    return written
+
+
+def reach(hub_id: str) -> None:
+    """Ask the hub one question with a time limit, for the library would go on asking for minutes."""
+    from huggingface_hub import HfApi, constants
+
+    if not constants.HF_HUB_OFFLINE:  # else what the library has downloaded before still works
+        HfApi().dataset_info(hub_id, timeout=10)

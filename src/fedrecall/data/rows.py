@@ -1,0 +1,134 @@
+"""Examples as a source has them, and what they must have in common to become a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedrecall.data.images import Pixels
+from fedrecall.data.store import Dataset, Split, statistics
+from fedrecall.errors import UserError
+from fedrecall.streams import numpy_stream
+
+Label = str | int
+
+
+@dataclass
+class Rows:
+    """One split as it is read: examples in order and their labels."""
+
+    x: list[Pixels | NDArray[np.float64]] = field(default_factory=list)
+    """Images ``[H, W]`` or ``[H, W, 3]``; rows of numbers ``[F]``."""
+    y: list[Label] = field(default_factory=list)
+    where: list[str] = field(default_factory=list)
+    """Of each example, for an error message."""
+    key: list[Any] = field(default_factory=list)
+    """Of each example, what tells whether two are the same."""
+
+    def keep(self, wanted: Iterable[int]) -> Rows:
+        """Some of the examples."""
+        places = list(wanted)
+        return Rows(
+            [self.x[i] for i in places],
+            [self.y[i] for i in places],
+            [self.where[i] for i in places],
+            [self.key[i] for i in places] if self.key else [],
+        )
+
+
+@dataclass
+class Source:
+    """What a reader found."""
+
+    splits: dict[str, Rows]
+    """``train`` and perhaps ``test``."""
+    names: list[str] | None = None
+    """The classes' names when the source lists them and labels are their numbers."""
+
+
+def join(name: str, found: Source, source: str, held_out: float, seed: int) -> Dataset:
+    """Check and join what was read; without a test split hold some of every class out."""
+    names = found.names
+    train, test = found.splits["train"], found.splits.get("test", Rows())
+    if not train.y:
+        raise UserError(f"{source} has no training examples.")
+    if not test.y:
+        train, test = hold_out(train, held_out, seed)
+        if not test.y:
+            raise UserError(f"{source} has no test split and too few examples to hold some out.")
+    class_names, code = _classes(train, source, names)
+    tensors = []
+    for rows in (train, test):
+        for label, where in zip(rows.y, rows.where, strict=True):
+            if label not in code:
+                raise UserError(f"{where} has the label {label!r}, which {_expected(class_names, names)}.")
+        tensors.append(torch.tensor([code[label] for label in rows.y], dtype=torch.int64))
+    if train.x[0].dtype == np.uint8:
+        grey = all(image.ndim == 2 for rows in (train, test) for image in rows.x)
+        height, width = train.x[0].shape[:2]
+        shape = (1 if grey else 3, height, width)
+        x_train, x_test = (torch.from_numpy(stack(rows, shape)) for rows in (train, test))
+        mean, std = statistics(x_train)
+    else:
+        # In double precision: a column of time stamps would lose its digits as float32.
+        wide_train, wide_test = np.stack(train.x).astype(np.float64), np.stack(test.x).astype(np.float64)
+        centre, spread = wide_train.mean(0), wide_train.std(0)
+        spread[spread == 0] = 1
+        x_train, x_test = (
+            torch.from_numpy(((wide - centre) / spread).astype(np.float32))
+            for wide in (wide_train, wide_test)
+        )
+        mean, std = torch.zeros(len(centre)), torch.ones(len(centre))
+    return Dataset(name, tuple(class_names), Split(x_train, tensors[0]), Split(x_test, tensors[1]), mean, std)
+
+
+def _classes(train: Rows, source: str, names: list[str] | None) -> tuple[list[str], dict[Label, int]]:
+    if names is not None:
+        return names, dict(zip(range(len(names)), range(len(names)), strict=True))
+    found = sorted(set(train.y), key=lambda label: (isinstance(label, str), label))
+    if len(found) < 2:
+        raise UserError(f"{source} has only the class {str(found[0])!r}; at least two are needed.")
+    return [str(label) for label in found], {label: i for i, label in enumerate(found)}
+
+
+def _expected(class_names: list[str], names: list[str] | None) -> str:
+    if names is not None:
+        return f"is not one of the {len(names)} classes 0 to {len(names) - 1}"
+    shown = ", ".join(class_names[:10]) + (", ..." if len(class_names) > 10 else "")
+    return f"no training example has ({shown})"
+
+
+def hold_out(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
+    """(train, test): the same share of every class by a keyed stream, but never its only example."""
+    stream = numpy_stream(seed, "hold out")
+    places: dict[Label, list[int]] = {}
+    for i, label in enumerate(rows.y):
+        places.setdefault(label, []).append(i)
+    chosen: set[int] = set()
+    for label in sorted(places, key=str):
+        mine = places[label]
+        count = min(max(round(share * len(mine)), 1), len(mine) - 1)
+        chosen.update(stream.permutation(mine)[:count].tolist())
+    return rows.keep(i for i in range(len(rows.y)) if i not in chosen), rows.keep(sorted(chosen))
+
+
+def stack(rows: Rows, shape: tuple[int, ...] | None) -> Pixels:
+    """Images of one size as uint8 ``[n, C, H, W]``; ``shape`` is what another split has."""
+    channels = shape[0] if shape else max(1 if image.ndim == 2 else 3 for image in rows.x)
+    height, width = shape[1:] if shape else rows.x[0].shape[:2]
+    out = np.empty((len(rows.x), channels, height, width), np.uint8)
+    for i, image in enumerate(rows.x):
+        if image.shape[:2] != (height, width):
+            found = f"{image.shape[1]}x{image.shape[0]}"
+            raise UserError(
+                f"{rows.where[i]} is {found} pixels and others are {width}x{height}: "
+                "give size=SIDE to resize all of them."
+            )
+        out[i] = image if image.ndim == 2 else image.transpose(2, 0, 1)
+        rows.x[i] = out[i]  # so that an image is held once
+    return out

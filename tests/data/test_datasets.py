@@ -1,0 +1,699 @@
+"""Data sets: every recipe on a small copy of the hub's layout, the cache, a user's folders, the errors."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedrecall.data import hub, store
+from fedrecall.data.datasets import DATASETS, Dataset, available, export, load, load_export
+from fedrecall.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    """No network, and no data or cache but the test's own."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "default-cache"))
+    monkeypatch.delenv("FEDRECALL_DATA", raising=False)
+
+
+def png(array, kind="PNG"):
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def picture(seed, height=5, width=6, channels=3):
+    shape = (height, width, 3) if channels == 3 else (height, width)
+    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+
+
+# A copy of the hub's layout for each of its data sets.
+
+LAYOUTS = {
+    # name: (folder, column of images, of labels, splits, size, channels)
+    "mnist": ("ylecun/mnist/mnist", "image", "label", ("train", "test"), 28, 1),
+    "fashion_mnist": (
+        "zalando-datasets/fashion_mnist/fashion_mnist",
+        "image",
+        "label",
+        ("train", "test"),
+        28,
+        1,
+    ),
+    "cifar10": ("uoft-cs/cifar10/plain_text", "img", "label", ("train", "test"), 32, 3),
+    "cifar100": ("uoft-cs/cifar100/cifar100", "img", "fine_label", ("train", "test"), 32, 3),
+    "cinic10": ("flwrlabs/cinic10/data", "image", "label", ("train", "validation", "test"), 32, 3),
+    "tiny_imagenet": ("zh-plus/tiny-imagenet/data", "image", "label", ("train", "valid"), 64, 3),
+    "ham10000": ("marmal88/skin_cancer/data", "image", "dx", ("train", "validation", "test"), 90, 3),
+}
+
+
+def mirror(root, name):
+    """A few images in the hub's layout; returns what each split holds."""
+    import datasets
+
+    place, image, label, splits, size, channels = LAYOUTS[name]
+    held = {}
+    for s, split in enumerate(splits):
+        count = 8 if split == "train" else 4
+        pictures = [picture(100 * s + i, size, size, channels) for i in range(count)]
+        if name == "tiny_imagenet":
+            pictures[0] = picture(100 * s, size, size, 1)  # some of its images are grey
+        columns = {image: [{"bytes": png(p), "path": None} for p in pictures]}
+        features = {image: datasets.Image()}
+        if name == "ham10000":
+            columns["dx"] = [("nevus", "melanoma")[i % 2] for i in range(count)]
+            columns["image_id"] = [f"{split}-{i}" for i in range(count)]
+            if split == "train":
+                columns["image_id"][-2:] = ["test-0", "train-0"]  # as on the hub: in two splits, or twice
+            features |= {"dx": datasets.Value("string"), "image_id": datasets.Value("string")}
+        else:
+            columns[label] = [i % 3 for i in range(count)]
+            features[label] = datasets.ClassLabel(names=["ant", "bee", "cow"])
+        if name == "cifar100":
+            columns["coarse_label"] = [0] * count
+            features["coarse_label"] = datasets.ClassLabel(names=["all"])
+        folder = root / place
+        folder.mkdir(parents=True, exist_ok=True)
+        table = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+        halves = 2 if name == "cifar10" and split == "train" else 1
+        for part in range(halves):
+            shard = table.shard(halves, part, contiguous=True)
+            shard.to_parquet(str(folder / f"{split}-{part:05d}-of-{halves:05d}.parquet"))
+        held[split] = pictures
+    return held
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_recipe_reads_the_hubs_layout(tmp_path, name):
+    held = mirror(tmp_path / "data", name)
+    _, _, _, _, size, channels = LAYOUTS[name]
+    d = load(name, root=tmp_path / "data", cache=tmp_path / "cache")
+    assert d.name == name
+    side = 64 if name == "ham10000" else size
+    assert d.shape == (channels, side, side)
+    assert d.train.x.dtype == d.test.x.dtype == torch.uint8
+    assert d.train.y.dtype == torch.int64
+    if name == "ham10000":
+        assert d.class_names == ("melanoma", "nevus")
+        assert len(d.train) == 6  # without the one of the test split and the one that is there twice
+        assert d.train.y.tolist() == [1, 0] * 3
+        assert len(d.test) == 4
+        return
+    assert d.class_names == ("ant", "bee", "cow")
+    test = {"tiny_imagenet": "valid"}.get(name, "test")
+    for split, pictures in ((d.train, held["train"]), (d.test, held[test])):
+        assert split.y.tolist() == [i % 3 for i in range(len(pictures))]
+        for x, p in zip(split.x, pictures, strict=True):
+            want = np.broadcast_to(p[None], (channels, size, size)) if p.ndim == 2 else p.transpose(2, 0, 1)
+            np.testing.assert_array_equal(x.numpy(), want)
+    pixels = d.train.x.double().transpose(0, 1).flatten(1) / 255
+    torch.testing.assert_close(d.mean, pixels.mean(1).float())
+    torch.testing.assert_close(d.std, pixels.std(1, correction=0).float())
+
+
+@pytest.mark.parametrize("place", ["cifar10", "uoft-cs/cifar10", "uoft-cs/cifar10/data"])
+def test_a_copy_may_lie_in_several_places(tmp_path, place):
+    mirror(tmp_path / "made", "cifar10")
+    (tmp_path / "root" / place).parent.mkdir(parents=True)
+    (tmp_path / "made/uoft-cs/cifar10/plain_text").rename(tmp_path / "root" / place)
+    assert len(load("cifar10", root=tmp_path / "root").train) == 8
+
+
+# The cache.
+
+
+def cached(folder):
+    return sorted(folder.glob("*.safetensors"))
+
+
+def refuse(*_):
+    raise AssertionError("decoded again")
+
+
+def test_decoded_once_and_again_when_a_file_changes(tmp_path, monkeypatch):
+    root, cache = tmp_path / "data", tmp_path / "cache"
+    mirror(root, "mnist")
+    first = load("mnist", root, cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(hub, "hugging_face", refuse)
+        second = load("mnist", root, cache)
+        assert torch.equal(first.train.x, second.train.x)
+        assert second.class_names == first.class_names
+    file = next((root / "ylecun/mnist").rglob("train*.parquet"))
+    os.utime(file, (1, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(hub, "hugging_face", refuse)
+        with pytest.raises(AssertionError, match="again"):
+            load("mnist", root, cache)
+    load("mnist", root, cache)
+    assert len(cached(cache)) == 1  # the stale one is gone
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", "cut", "labels"])
+def test_a_damaged_cache_is_rebuilt(tmp_path, damage):
+    root, cache = tmp_path / "data", tmp_path / "cache"
+    mirror(root, "mnist")
+    first = load("mnist", root, cache)
+    (file,) = cached(cache)
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif damage == "labels":
+        train = store.Split(first.train.x.clone(), first.train.y + 7)
+        store.save(file, Dataset("mnist", first.class_names, train, first.test, first.mean, first.std))
+    else:
+        file.write_bytes(damage)
+    assert store.load(file) is None
+    assert torch.equal(load("mnist", root, cache).train.y, torch.arange(8) % 3)
+    assert store.load(file) is not None
+
+
+def test_a_cached_data_set_opens_without_its_files(tmp_path):
+    root, cache = tmp_path / "data", tmp_path / "cache"
+    mirror(root, "mnist")
+    load("mnist", root, cache)
+    assert len(load("mnist", tmp_path / "elsewhere", cache).train) == 8
+
+
+def test_a_cached_data_set_opens_without_the_library_that_decoded_it(tmp_path):
+    root, cache = tmp_path / "data", tmp_path / "cache"
+    mirror(root, "mnist")
+    load("mnist", root, cache)
+    program = (
+        "import sys; sys.modules['datasets'] = sys.modules['PIL'] = sys.modules['pyarrow'] = None\n"
+        "from fedrecall.data.datasets import load\n"
+        f"print(len(load('mnist', {str(root)!r}, {str(cache)!r}).train))\n"
+        f"try: load('cifar10', {str(root)!r}, {str(cache)!r})\n"
+        "except ValueError as error: print(error)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stdout.startswith("8\n")
+    assert "needs the package 'datasets'" in done.stdout
+
+
+def test_the_cache_is_mapped_and_writing_to_it_changes_no_file(tmp_path):
+    cache = tmp_path / "cache.safetensors"
+    store.save(cache, load("synthetic:4,40,8,3,16"))
+    before = cache.read_bytes()
+    d = store.load(cache)
+    assert str(cache) in Path("/proc/self/maps").read_text() if sys.platform == "linux" else True
+    d.train.x.zero_()
+    assert cache.read_bytes() == before
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path):
+    mirror(tmp_path / "data", "mnist")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="FEDRECALL_CACHE"):
+        load("mnist", tmp_path / "data", tmp_path / "file")
+
+
+# In parts.
+
+
+@pytest.mark.parametrize("spec", ["synthetic:3,50,20,3,8", "digits"])
+def test_exported_in_parts_and_joined(tmp_path, spec):
+    d = load(spec)
+    written = export(d, tmp_path / "parts", part_bytes=4096)
+    assert len(written) > 5
+    assert all(path.stat().st_size <= 4096 for path in written if path.suffix == ".npz")
+    again = load_export(tmp_path / "parts")
+    assert (again.name, again.class_names) == (d.name, d.class_names)
+    pairs = [(d.train.x, again.train.x), (d.train.y, again.train.y), (d.test.x, again.test.x)]
+    pairs += [(d.test.y, again.test.y), (d.mean, again.mean), (d.std, again.std)]
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in pairs)
+    assert torch.equal(load(f"folder:{tmp_path / 'parts'}").train.x, d.train.x)
+
+
+def test_an_export_under_the_root_is_found_by_name(tmp_path):
+    mirror(tmp_path / "data", "cifar10")
+    d = load("cifar10", tmp_path / "data", tmp_path / "cache")
+    export(d, tmp_path / "parts" / "cifar10")
+    again = load("cifar10", tmp_path / "parts", tmp_path / "other-cache")
+    assert torch.equal(d.test.x, again.test.x)
+
+
+def test_a_damaged_export_is_refused(tmp_path):
+    folder = tmp_path / "parts"
+    export(load("synthetic:3,30,9"), folder)
+    index = json.loads((folder / "dataset.json").read_text())
+    part = folder / "train.x-0000.npz"
+    whole = part.read_bytes()
+    for content in (b"", whole[:-50], b"PK" + whole[10:]):
+        part.write_bytes(content)
+        with pytest.raises(UserError, match="cannot be read"):
+            load_export(folder)
+    np.savez(part, array=np.array([{"code": 1}], dtype=object))  # would need unpickling
+    with pytest.raises(UserError, match="cannot be read"):
+        load_export(folder)
+    part.unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        load_export(folder)
+    for change in ({"format": "x"}, {"parts": [["train.x", "../x"]]}, {"class_names": 3}, {"mean": [1, 2]}):
+        part.write_bytes(whole)
+        (folder / "dataset.json").write_text(json.dumps(index | change))
+        with pytest.raises(UserError, match="cannot be read"):
+            load_export(folder)
+    (folder / "dataset.json").write_text("{")
+    with pytest.raises(UserError, match="JSON"):
+        load_export(folder)
+    with pytest.raises(UserError, match="cannot hold one example"):
+        export(load("synthetic"), tmp_path / "tiny", part_bytes=10)
+
+
+# What comes without files.
+
+
+def test_digits():
+    d = load("digits")
+    assert (d.shape, d.classes, len(d.train), len(d.test)) == ((1, 8, 8), 10, 1438, 359)
+    assert d.train.x.min() == 0
+    assert d.train.x.max() == 255
+    share = torch.bincount(d.test.y) / (torch.bincount(d.test.y) + torch.bincount(d.train.y))
+    assert ((share - 0.2).abs() < 0.005).all()
+    assert torch.equal(load("digits").test.x, d.test.x)
+
+
+def test_synthetic():
+    d = load("synthetic:classes=5,train=103,test=51,channels=3,size=6,noise=0.5,seed=2")
+    assert (d.shape, d.classes, len(d.train), len(d.test)) == ((3, 6, 6), 5, 103, 51)
+    assert sorted(torch.bincount(d.train.y).tolist()) == [20, 20, 21, 21, 21]
+    again = load("synthetic:classes=5,train=103,test=51,channels=3,size=6,noise=0.5,seed=2")
+    assert torch.equal(d.train.x, again.train.x)
+    other = load("synthetic:classes=5,train=103,test=51,channels=3,size=6,noise=0.5,seed=3")
+    assert not torch.equal(d.train.x, other.train.x)
+
+
+@pytest.mark.parametrize(("noise", "low", "high"), [(0.3, 0.99, 1.01), (50, 0.05, 0.5)])
+def test_synthetic_is_as_hard_as_its_noise(noise, low, high):
+    d = load(f"synthetic:classes=5,train=1000,test=500,noise={noise}")
+    train, test = d.train.x.flatten(1).double(), d.test.x.flatten(1).double()
+    centres = torch.stack([train[d.train.y == c].mean(0) for c in range(5)])
+    right = (torch.cdist(test, centres).argmin(1) == d.test.y).double().mean()
+    assert low < right < high
+
+
+# A user's own folder.
+
+
+def image_folder(folder, splits=("train", "test"), classes=("cat", "dog"), count=5, **shape):
+    for s, split in enumerate(splits):
+        for c, name in enumerate(classes):
+            place = folder / split / name
+            place.mkdir(parents=True)
+            for i in range(count):
+                (place / f"{i}.png").write_bytes(png(picture(1000 * s + 100 * c + i, **shape)))
+    return folder
+
+
+def test_image_folders(tmp_path):
+    d = load(f"folder:{image_folder(tmp_path / 'mine')}")
+    assert (d.shape, d.class_names, len(d.train), len(d.test)) == ((3, 5, 6), ("cat", "dog"), 10, 10)
+    np.testing.assert_array_equal(d.test.x[6].numpy(), picture(1101).transpose(2, 0, 1))
+    assert d.test.y.tolist() == [0] * 5 + [1] * 5
+
+
+def test_image_folders_with_validation_but_no_test(tmp_path):
+    both = image_folder(tmp_path / "both", ("train", "val", "test"), count=2)
+    assert len(load(f"folder:{both}").test) == 4
+    one = image_folder(tmp_path / "one", ("train", "val"))
+    np.testing.assert_array_equal(load(f"folder:{one}").test.x[0].numpy(), picture(1000).transpose(2, 0, 1))
+
+
+def test_without_a_test_split_a_share_of_every_class_is_held_out(tmp_path):
+    folder = image_folder(tmp_path / "mine", ("",), count=10)
+    d = load(f"folder:{folder}")
+    assert torch.bincount(d.train.y).tolist() == [8, 8]
+    assert torch.bincount(d.test.y).tolist() == [2, 2]
+    everything = torch.cat([d.train.x, d.test.x]).flatten(1).tolist()
+    assert len({tuple(x) for x in everything}) == 20
+    assert torch.equal(load(f"folder:{folder}", cache=tmp_path / "other").test.x, d.test.x)
+    assert len(load({"name": "folder", "path": str(folder), "held_out": 0.5}).test) == 10
+
+
+def test_grey_images_keep_one_channel_unless_some_have_colour(tmp_path):
+    folder = image_folder(tmp_path / "mine", channels=1)
+    assert load(f"folder:{folder}").shape == (1, 5, 6)
+    (folder / "test/cat/0.png").write_bytes(png(picture(7)))
+    mixed = load(f"folder:{folder}")
+    assert mixed.shape == (3, 5, 6)
+    assert torch.equal(mixed.train.x[:, 0], mixed.train.x[:, 2])
+
+
+def test_images_of_several_kinds(tmp_path):
+    folder = image_folder(tmp_path / "mine")
+    deep = (np.arange(30).reshape(5, 6) * 2000).astype(np.uint16)
+    Image.fromarray(deep).save(folder / "train/cat/0.png")
+    Image.fromarray(picture(3)).convert("P").save(folder / "train/cat/1.png")
+    Image.fromarray(picture(3)).convert("RGBA").save(folder / "train/cat/2.png")
+    Image.fromarray(picture(3)).convert("CMYK").save(folder / "train/cat/3.jpg")
+    d = load(f"folder:{folder}")
+    np.testing.assert_array_equal(d.train.x[0, 1].numpy(), deep >> 8)
+    assert d.shape == (3, 5, 6)
+
+
+def test_images_are_resized_when_asked(tmp_path):
+    folder = image_folder(tmp_path / "mine")
+    (folder / "train/dog/4.png").write_bytes(png(picture(7, 9, 9)))
+    with pytest.raises(UserError, match=r"4\.png is 9x9 pixels and others are 6x5: give size=SIDE"):
+        load(f"folder:{folder}")
+    assert load(f"folder:{folder},size=7").shape == (3, 7, 7)
+
+
+def test_a_changed_folder_is_decoded_anew(tmp_path):
+    folder = image_folder(tmp_path / "mine")
+    load(f"folder:{folder}")
+    (folder / "train/cat/new.png").write_bytes(png(picture(9)))
+    assert len(load(f"folder:{folder}").train) == 11
+    assert load(f"folder:{folder},size=4").shape == (3, 4, 4)  # other parameters, another cache
+    assert load(f"folder:{folder}").shape == (3, 5, 6)
+
+
+def truncate(folder):
+    file = folder / "train/cat/1.png"
+    file.write_bytes(file.read_bytes()[:60])
+
+
+def not_an_image(folder):
+    (folder / "train/cat/1.png").write_text("hello")
+
+
+def link_outside(folder):
+    (folder / "train/cat/link.png").symlink_to("/etc/hostname")
+
+
+def linked_folder_outside(folder):
+    (folder / "train/bird").symlink_to("/etc")
+
+
+def dangling_link(folder):
+    (folder / "train/cat/link.png").symlink_to(folder / "nowhere.png")
+
+
+def folder_linked_within(folder):
+    (folder / "train/kitten").symlink_to(folder / "train/cat")
+
+
+def strange_name(folder):
+    with open(os.fsencode(folder) + b"/train/cat/\xff.png", "wb") as file:
+        file.write(png(picture(0)))
+
+
+def new_class_in_test(folder):
+    (folder / "test/owl").mkdir()
+    (folder / "test/owl/1.png").write_bytes(png(picture(0)))
+
+
+def too_deep(folder):
+    (folder / "train/cat/more").mkdir()
+    (folder / "train/cat/more/1.png").write_bytes(png(picture(0)))
+
+
+def only_one_class(folder):
+    for split in ("train", "test"):
+        for file in (folder / split / "dog").iterdir():
+            file.unlink()
+
+
+def only_tests(folder):
+    for file in (folder / "train").rglob("*.png"):
+        file.rename(folder / "test/cat" / f"t{file.parent.name}{file.name}")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (truncate, r"cat/1\.png is not an image that can be decoded"),
+        (not_an_image, r"cat/1\.png is not an image that can be decoded"),
+        (link_outside, r"link\.png is a link to a place outside"),
+        (linked_folder_outside, "bird is a link to a place outside"),
+        (dangling_link, r"link\.png is a link, but not to a file"),
+        (folder_linked_within, "kitten is a link, but not to a file"),
+        (strange_name, r"\\xff\.png is not UTF-8"),
+        (new_class_in_test, r"owl/1\.png has the label 'owl', which no training example has \(cat, dog\)"),
+        (too_deep, "does not lie in a folder named after its class"),
+        (only_one_class, "only the class 'cat'"),
+        (only_tests, "does not lie in a folder"),
+    ],
+)
+def test_a_bad_image_folder_is_one_sentence(tmp_path, spoil, said):
+    folder = image_folder(tmp_path / "mine")
+    spoil(folder)
+    with pytest.raises(UserError, match=said) as raised:
+        load(f"folder:{folder}")
+    assert "\n" not in str(raised.value)
+
+
+def test_links_within_the_folder_are_fine(tmp_path):
+    folder = image_folder(tmp_path / "mine")
+    (folder / "train/cat/same.png").symlink_to(folder / "train/cat/0.png")
+    assert len(load(f"folder:{folder}").train) == 11
+
+
+def test_empty_and_missing_folders(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no images"):
+        load(f"folder:{tmp_path / 'empty'}")
+    with pytest.raises(UserError, match="no folder"):
+        load(f"folder:{tmp_path / 'none'}")
+    with pytest.raises(UserError, match="needs 'path'"):
+        load("folder")
+
+
+def parquet(path, images, labels, features=None):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"image": images, "label": labels}), path)
+
+
+@pytest.mark.parametrize("wrap", [lambda b: b, lambda b: {"bytes": b, "path": "a.png"}])
+@pytest.mark.parametrize("labels", [[3, 3, 7, 7, 7], ["a", "a", "b", "b", "b"], [0.0, 0.0, 1.0, 1.0, 1.0]])
+def test_parquet(tmp_path, wrap, labels):
+    images = [wrap(png(picture(i))) for i in range(5)]
+    for split in ("train", "test"):
+        parquet(tmp_path / "mine" / f"{split}.parquet", images, labels)
+    d = load(f"folder:{tmp_path / 'mine'}")
+    assert d.train.y.tolist() == [0, 0, 1, 1, 1]
+    assert d.class_names == tuple(str(n if isinstance(n, str) else int(n)) for n in sorted(set(labels)))
+    np.testing.assert_array_equal(d.test.x[3].numpy(), picture(3).transpose(2, 0, 1))
+
+
+def test_parquet_without_a_test_split(tmp_path):
+    parquet(tmp_path / "mine/all.parquet", [png(picture(i)) for i in range(20)], [0, 1] * 10)
+    d = load(f"folder:{tmp_path / 'mine'}")
+    assert (len(d.train), len(d.test)) == (16, 4)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "said"),
+    [
+        ([b"x"] * 4, [0, 1, 0, 1], "row 0 is not an image"),
+        ([None] * 4, [0, 1, 0, 1], "image"),
+        ([3] * 4, [0, 1, 0, 1], "row 0 has no image"),
+        (None, [0, None, 0, 1], "row 1 has no 'label'"),
+        (None, [0.0, 0.5, 0.0, 1.0], "neither a whole number nor a name"),
+        (None, [[0], [1], [0], [1]], "neither a whole number nor a name"),
+        (None, [True, False, True, False], "neither a whole number nor a name"),
+        (None, [1, 1, 1, 1], "only the class '1'"),
+    ],
+)
+def test_bad_parquet_is_one_sentence(tmp_path, images, labels, said):
+    parquet(tmp_path / "mine/train.parquet", images or [png(picture(i)) for i in range(4)], labels)
+    with pytest.raises(UserError, match=said) as raised:
+        load(f"folder:{tmp_path / 'mine'}")
+    assert "\n" not in str(raised.value)
+
+
+def test_labels_outside_their_names_are_refused(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    info = {"image": {"_type": "Image"}, "label": {"names": ["a", "b"], "_type": "ClassLabel"}}
+    for wrong in (2, -1):
+        images = [{"bytes": png(picture(i)), "path": None} for i in range(4)]
+        table = pa.table({"image": images, "label": [0, 1, wrong, 1]}).replace_schema_metadata(
+            {"huggingface": json.dumps({"info": {"features": info}})}
+        )
+        folder = tmp_path / f"mine{wrong}"
+        folder.mkdir()
+        for split in ("train", "test"):
+            pq.write_table(table, folder / f"{split}.parquet")
+        with pytest.raises(UserError, match=r"not one of the 2 classes|cannot be read"):
+            load(f"folder:{folder}")
+
+
+def test_parquet_that_is_cut_short_or_has_other_columns(tmp_path):
+    path = tmp_path / "mine/train.parquet"
+    parquet(path, [png(picture(i)) for i in range(4)], [0, 1, 0, 1])
+    with pytest.raises(UserError, match=r"no column 'labels'; did you mean 'label'"):
+        load(f"folder:{path.parent},label=labels")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"train\.parquet is not a whole parquet file"):
+        load(f"folder:{path.parent}")
+    mirror(tmp_path / "data", "cifar10")
+    cut = next((tmp_path / "data").rglob("train-00001*"))
+    cut.write_bytes(cut.read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"train-00001.*is not a whole parquet file"):
+        load("cifar10", tmp_path / "data")
+
+
+def table(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path.parent
+
+
+def test_csv_of_numbers(tmp_path):
+    rng = np.random.default_rng(0)
+    values = {"train": rng.normal(size=(30, 2)), "test": rng.normal(size=(10, 2))}
+    values["train"][:, 1] = 1.7e9 + np.arange(30)  # time stamps: float32 would round them to 128 s
+    for split, v in values.items():
+        rows = [["age", "label", "time"], *([a, 10 - i % 3, t] for i, (a, t) in enumerate(v))]
+        folder = table(tmp_path / f"mine/{split}.csv", rows)
+    d = load(f"folder:{folder}")
+    assert (d.shape, d.class_names) == ((2,), ("8", "9", "10"))  # in order of number, not of text
+    assert d.train.x.dtype == torch.float32
+    assert d.train.y.tolist() == [2 - i % 3 for i in range(30)]
+    want = (values["train"] - values["train"].mean(0)) / values["train"].std(0)
+    np.testing.assert_allclose(d.train.x.numpy(), want, atol=1e-5)
+    want = (values["test"] - values["train"].mean(0)) / values["train"].std(0)
+    np.testing.assert_allclose(d.test.x.numpy(), want, rtol=1e-5, atol=1e-5)
+    assert d.mean.tolist() == [0, 0]
+    assert d.std.tolist() == [1, 1]
+
+
+def test_csv_of_image_paths(tmp_path):
+    images = tmp_path / "mine/images"
+    images.mkdir(parents=True)
+    rows = [["image", "label"]]
+    for i in range(10):
+        (images / f"{i}.png").write_bytes(png(picture(i)))
+        rows.append([f"images/{i}.png", "ab"[i % 2]])
+    folder = table(tmp_path / "mine/list.csv", rows)
+    d = load(f"folder:{folder}")
+    assert (d.shape, d.class_names, len(d.train), len(d.test)) == ((3, 5, 6), ("a", "b"), 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([["a", "class"], [1, 2]], "no column 'label'"),
+        ([["a", "label"], [1, 0], ["x", 1]], "line 3: a = 'x' is not a finite number"),
+        ([["a", "label"], [1, 0], ["", 1]], "line 3: a = '' is not a finite number"),
+        ([["a", "label"], [1, 0], ["nan", 1]], "not a finite number"),
+        ([["a", "label"], [1, 0], ["1e999", 1]], "not a finite number"),
+        ([["a", "label"], [1, 0], [2, ""]], "line 3 has no 'label'"),
+        ([["a", "label"], [1, 0], [2]], "line 3 has 1 cells, not 2"),
+        ([["a", "a", "label"], [1, 1, 0]], "two columns of the same name"),
+        ([["label"], [1], [0]], "nothing to learn it from"),
+        ([["a", "label"], [1, 0.5], [2, 1]], "a label is a class"),
+        ([["a", "label"], [1, 0], [2, 0]], "only the class"),
+        ([["a", "label"], [1, 0], [2, 1]], "too few examples to hold some out"),
+        ([["a", "label"]], "no training examples"),
+        ([], "is empty"),
+        ([["image", "label"], ["../x.png", 0]], "outside"),
+        ([["image", "label"], ["/etc/hostname", 0]], "outside"),
+        ([["image", "label"], ["none.png", 0]], r"none\.png cannot be read"),
+    ],
+)
+def test_bad_csv_is_one_sentence(tmp_path, rows, said):
+    folder = table(tmp_path / "mine/data.csv", rows)
+    with pytest.raises(UserError, match=said) as raised:
+        load(f"folder:{folder}")
+    assert "\n" not in str(raised.value)
+
+
+def test_csv_in_another_encoding_or_with_other_columns(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/data.csv").write_bytes(b"a,label\n\xe9,1\n")
+    with pytest.raises(UserError, match="not UTF-8"):
+        load(f"folder:{tmp_path / 'mine'}")
+    table(tmp_path / "two/train.csv", [["a", "label"], [1, 0], [2, 1]])
+    table(tmp_path / "two/test.csv", [["b", "label"], [1, 0]])
+    with pytest.raises(UserError, match="has the columns"):
+        load(f"folder:{tmp_path / 'two'}")
+
+
+# What cannot be had.
+
+
+def test_a_data_set_that_cannot_be_had_says_what_was_tried(tmp_path, monkeypatch):
+    def unreachable(_):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(hub, "reach", unreachable)
+    with pytest.raises(UserError, match="cifar100 cannot be had: no local root") as raised:
+        load("cifar100")
+    assert "FEDRECALL_DATA=ROOT" in str(raised.value)
+    assert "uoft-cs/cifar100" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match="no copy in"):
+        load("cifar100", root=tmp_path)
+
+
+def test_a_copy_without_the_needed_split_says_so(tmp_path):
+    mirror(tmp_path, "cifar10")
+    next(tmp_path.rglob("test-*")).unlink()
+    with pytest.raises(UserError, match="has the splits train, but needs train and test"):
+        load("cifar10", root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("cifar11", "did you mean 'cifar10"),
+        ("cifar10:3", "at most 0 values"),
+        ("synthetic:1", "must be >= 2"),
+        ("synthetic:noise=-1", "must be >= 0"),
+        ({"path": "x"}, "needs a 'name'"),
+        ("fedrecall.data.partitions:IID", "does not derive"),
+    ],
+)
+def test_bad_names_and_parameters(spec, said):
+    with pytest.raises(UserError, match=said):
+        load(spec)
+
+
+def test_available_looks_at_names_alone(tmp_path, monkeypatch):
+    mirror(tmp_path / "data", "mnist")
+    mirror(tmp_path / "other", "cifar10")
+    load("cifar10", tmp_path / "other", tmp_path / "cache")
+    monkeypatch.setattr(hub, "hugging_face", refuse)
+    found = {a.name: a for a in available(tmp_path / "data", tmp_path / "cache")}
+    assert set(found) == set(DATASETS) - {"folder"}
+    assert {n for n, a in found.items() if a.here} == {"digits", "synthetic", "mnist", "cifar10"}
+    assert "uoft-cs/cifar100" in found["cifar100"].where
+
+
+# The real ones, where the environment has them.
+
+REAL = {"mnist": ((1, 28, 28), 60_000, 0.1307, 0.3081), "cifar10": ((3, 32, 32), 50_000, 0.4914, 0.2470)}
+HERE = [a.name for a in available() if a.name in REAL and a.here] if os.environ.get("FEDRECALL_DATA") else []
+DATA = os.environ.get("FEDRECALL_DATA")
+CACHE = os.environ.get("FEDRECALL_CACHE")
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_real_data(name, tmp_path_factory):
+    shape, count, mean, std = REAL[name]
+    d = load(name, DATA, CACHE or tmp_path_factory.mktemp("cache"))
+    assert (d.shape, len(d.train), len(d.test), d.classes) == (shape, count, 10_000, 10)
+    assert float(d.mean[0]) == pytest.approx(mean, abs=1e-4)
+    assert float(d.std[0]) == pytest.approx(std, abs=1e-4)
+    assert torch.bincount(d.test.y).min() >= 890
