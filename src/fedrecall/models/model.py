@@ -6,7 +6,7 @@ under ``torch.func.vmap``.
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -49,6 +49,22 @@ class Model:
         self._train = copy.deepcopy(module).train().requires_grad_(False)
         self._eval = copy.deepcopy(module).eval().requires_grad_(False)
         self._dropouts = [n for n, m in module.named_modules() if isinstance(m, KeyedDropout)]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network was made, and its weights with it."""
+        return next((t.device for t in self._initial.params.values()), torch.device("cpu"))
+
+    def contains(self, kind: type[nn.Module]) -> bool:
+        """Whether the network has a layer of this kind."""
+        return any(isinstance(m, kind) for m in self._train.modules())
+
+    def edited(self, edit: Callable[[nn.Module], None]) -> "Model":
+        """The model with its network changed in place by ``edit``, but only for training."""
+        other = copy.copy(self)
+        other._train = copy.deepcopy(self._train)
+        edit(other._train)
+        return other
 
     def initial(self) -> Weights:
         """A copy of the weights that the module was made with."""
