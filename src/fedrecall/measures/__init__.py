@@ -10,5 +10,11 @@ MEASURES = Registry(
     "measure",
     {
         "locals": "fedrecall.measures.locals:Locals",
+        "personal": "fedrecall.measures.personal:Personal",
+        "divergence": "fedrecall.measures.divergence:Divergence",
+        "diversity": "fedrecall.measures.diversity:Diversity",
+        "alignment": "fedrecall.measures.alignment:Alignment",
+        "confusion": "fedrecall.measures.confusion:Confusion",
+        "landscape": "fedrecall.measures.landscape:Landscape",
     },
 )

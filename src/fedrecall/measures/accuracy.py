@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from fedrecall.batches import LocalData
+from fedrecall.data.partitions import out_local_distribution
 from fedrecall.losses import cross_entropy
 from fedrecall.models.model import Model, Weights
 
@@ -70,4 +71,9 @@ def in_local(distribution: np.ndarray, class_accuracies: np.ndarray) -> float:
 
 def out_local(distribution: np.ndarray, class_accuracies: np.ndarray) -> float:
     """Sum_c (1 - p_c) / (C - 1) A_c: accuracy on what the client does not have (eq. 7)."""
-    return float((1 - distribution) / (len(distribution) - 1) @ class_accuracies)
+    return float(out_local_distribution(distribution) @ class_accuracies)
+
+
+def credibility(confusion: np.ndarray) -> np.ndarray:
+    """A[i, j] = P(predicted j | true i) (FedSSD); a row of zeros for a class with no example."""
+    return np.asarray(confusion / np.maximum(confusion.sum(1, keepdims=True), 1))

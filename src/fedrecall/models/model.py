@@ -73,6 +73,11 @@ class Model:
             {n: b.clone() for n, b in self._initial.buffers.items()},
         )
 
+    @property
+    def module(self) -> nn.Module:
+        """The structure in evaluation mode, to look at; the numbers in it are nobody's."""
+        return self._eval
+
     def student(self, buffers: Params, key: Tensor) -> "Student":
         """The model in training, whose running statistics start from ``buffers``."""
         return Student(self, buffers, key)

@@ -1,0 +1,97 @@
+"""Whether a neuron means the same class in two models (FedNTD, table 2, figure 17, eq. 19)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedrecall.batches import LocalData
+from fedrecall.errors import UserError
+from fedrecall.measures.moment import Measure, Moment
+from fedrecall.models.model import Model, Weights
+from fedrecall.models.networks import activation_layer
+
+SILENT = -1
+"""The preferred class of a neuron that answers to none."""
+
+
+@dataclass(frozen=True)
+class Alignment(Measure):
+    """Share of a layer's neurons that prefer the same class in two models.
+
+    The global model at the start of the round against each local model, and against the global
+    model at its end. Costs a pass over the test set for every sampled client and two more.
+    """
+
+    layers: tuple[str, ...] = ()
+    """Layers to look at; by default the model's last two fully connected ones."""
+
+    def __call__(self, moment: Moment) -> dict[str, Any]:
+        """For every layer: `local` (one a client), `local_mean`, `next_global`, and how many are silent."""
+        layers = self.layers or last_linear(moment.model)
+        test = moment.federation.test
+        before = preferences(moment.model, moment.before, test, layers)
+        after = preferences(moment.model, moment.after, test, layers)
+        own = [preferences(moment.model, v.up.weights, test, layers) for v in moment.good]
+        found: dict[str, Any] = {"clients": [v.client for v in moment.good], "layers": {}}
+        for layer in layers:
+            local = [alignment(before[layer], mine[layer]) for mine in own]
+            found["layers"][layer] = {
+                "neurons": len(before[layer]),
+                "silent": int((before[layer] == SILENT).sum()),
+                "local": local,
+                "local_mean": sum(local) / max(len(local), 1),
+                "next_global": alignment(before[layer], after[layer]),
+            }
+        return found
+
+
+def last_linear(model: Model, count: int = 2) -> tuple[str, ...]:
+    """The names of the model's last fully connected layers."""
+    found = [n for n, layer in model.module.named_modules() if isinstance(layer, nn.Linear)]
+    if not found:
+        raise UserError(
+            "the model has no fully connected layer: name the layers, as in alignment:layers=layer1+layer2."
+        )
+    return tuple(found[-count:])
+
+
+def preferences(
+    model: Model, weights: Weights, data: LocalData, layers: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """For every layer the class that each neuron answers to most, by `preferred`.
+
+    What counts is the layer's output after its own nonlinearity; a channel of a convolution is one
+    neuron, and answers with its mean over the image.
+    """
+    outputs = {name: activation_layer(model.module, name) for name in layers}
+    sums: dict[str, Tensor] = {}
+    for batch in data.batches():
+        seen = model.activations(weights, batch.x, outputs.values())
+        one_hot = torch.nn.functional.one_hot(batch.y, data.classes).double()
+        for name, output in outputs.items():
+            neurons = seen[output].double()
+            neurons = neurons.flatten(2).mean(2) if neurons.dim() > 2 else neurons
+            answered = (one_hot.T @ neurons).cpu()  # [C, neurons]
+            sums[name] = sums[name] + answered if name in sums else answered
+    counts = data.counts.double().cpu().clamp(min=1)
+    return {name: preferred((total / counts[:, None]).numpy()) for name, total in sums.items()}
+
+
+def preferred(mean_activations: np.ndarray) -> np.ndarray:
+    """argmax_c of the mean activations [C, neurons]; SILENT for a neuron that is 0 for every class."""
+    found = mean_activations.argmax(0)
+    return np.where(mean_activations.any(0), found, SILENT)
+
+
+def alignment(a: np.ndarray, b: np.ndarray) -> float:
+    """Share of neurons with the same preferred class, of those that are not silent in both models.
+
+    A neuron that is dead in both prefers nothing, so that counting it as agreeing would reward dead
+    layers; one that died or came to life changed its meaning. All silent: 1.
+    """
+    alive = (a != SILENT) | (b != SILENT)
+    return float((a == b)[alive].mean()) if alive.any() else 1.0

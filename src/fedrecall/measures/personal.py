@@ -1,0 +1,33 @@
+"""How local models do for their own clients (FedNTD, figures 11 and 12)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedrecall.measures.accuracy import accuracy, class_accuracy, evaluate, in_local
+from fedrecall.measures.moment import Measure, Moment
+
+
+@dataclass(frozen=True)
+class Personal(Measure):
+    """Accuracy of each local model on its own training examples and on its own mixture of test examples.
+
+    Costs an evaluation on the test set and two on the training examples of every sampled client.
+    """
+
+    def __call__(self, moment: Moment) -> dict[str, Any]:
+        """Lists over the round's clients, in the order of `clients`."""
+        found: dict[str, Any] = {
+            "clients": [v.client for v in moment.good],
+            "train_before": [],
+            "train": [],
+            "personalised": [],
+        }
+        for v, tested in zip(moment.good, moment.local_evaluations, strict=True):
+            data = moment.federation.client(v.client)
+            before = evaluate(moment.model, moment.before, data)
+            own = evaluate(moment.model, v.up.weights, data)
+            found["train_before"].append(accuracy(before.confusion))
+            found["train"].append(accuracy(own.confusion))
+            share = moment.distribution(v.client)
+            found["personalised"].append(in_local(share, class_accuracy(tested.confusion)))
+        return found
