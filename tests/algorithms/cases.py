@@ -32,6 +32,8 @@ class Case:
     """What it then equals."""
     teacher: bool = False
     """Whether its loss looks at the outputs of the model that arrived (or of other frozen models)."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the small experiment needs for the algorithm's term to be more than nothing."""
 
     @property
     def name(self) -> str:
@@ -39,11 +41,27 @@ class Case:
         return self.spec.partition(":")[0]
 
 
+# FedSSD trusts a model only once it is better than chance.
+WELL_TRAINED = {"training": {"local_epochs": 10, "lr": 0.1}}
+
 CASES = [
     Case("fedavg"),
     Case("fedprox", equals={"mu": 0}),
+    Case("fedlsd", equals={"alpha": 0}, teacher=True),
     Case("fedntd", equals={"beta": 0}, teacher=True),
+    Case("fedcad", equals={"beta": 0, "gamma": 0}, teacher=True),
+    Case("fedssd", equals={"m_max": 0}, teacher=True, settings=WELL_TRAINED),
     Case("fedseq"),
+]
+
+# Other settings of the same hooks: for the tests that an option could break.
+VARIANTS = [
+    Case("fedntd:distance=mse", equals={"beta": 0}, teacher=True),
+    Case("fedntd:kd_mix=0.5,tau=2", equals={"kd_mix": 1}, like="fedntd:tau=2", teacher=True),
+    Case("fedcad:gamma=0.9,tau=2", equals={"gamma": 0.25}, like="fedlsd:alpha=0.25,tau=2", teacher=True),
+    Case("fedssd:m_max=1,square_weights=false", equals={"m_max": 0}, teacher=True, settings=WELL_TRAINED),
+    Case("fedssd:distillation=mse", equals={"m_max": 0}, teacher=True),
+    Case("fedssd:distillation=kl", equals={"m_max": 0}, teacher=True),
 ]
 
 

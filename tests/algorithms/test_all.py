@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.algorithms.cases import BATCH_NORM, CASES, Case, assert_same, each, experiment, with_values
+from tests.algorithms.cases import (
+    BATCH_NORM,
+    CASES,
+    VARIANTS,
+    Case,
+    assert_same,
+    each,
+    experiment,
+    with_values,
+)
 from torch.func import grad, vmap
 
 from fedrecall import files, rounds, trees
@@ -26,13 +35,16 @@ def test_every_algorithm_is_in_the_table():
     assert set(ALGORITHMS) == {case.name for case in CASES}
 
 
-@pytest.mark.parametrize(**each(c for c in CASES if c.equals))
+@pytest.mark.parametrize(**each(c for c in CASES + VARIANTS if c.equals))
 def test_equals_the_simpler_algorithm_when_its_term_is_off(case: Case):
-    off = experiment(with_values(case.spec, case.equals)).run()
-    plain = experiment(case.like).run()
+    on = experiment(case.spec, **case.settings)
+    # What the server holds for itself is missing at the clients, so it must be so for both.
+    per_class = on.algorithm.auxiliary_per_class
+    off = experiment(with_values(case.spec, case.equals), **case.settings).run()
+    plain = experiment(case.like, auxiliary_per_class=per_class, **case.settings).run()
     assert_same(off.weights, plain.weights, 1e-12)
-    on = experiment(case.spec).run()
-    assert any(not torch.equal(on.weights.params[n], p) for n, p in plain.weights.params.items())
+    params = on.run().weights.params
+    assert any(not torch.equal(params[n], p) for n, p in plain.weights.params.items())
 
 
 @functools.cache
@@ -112,12 +124,12 @@ def moment(run: Any, client: int = 0) -> tuple[Any, Any, Any, Batch]:
 
 def second_round(case: Case, **settings: Any) -> Any:
     """A run after one round, so that servers, memories and teachers hold something."""
-    run = experiment(case.spec, **settings)
+    run = experiment(case.spec, **case.settings, **settings)
     run.server = play(run, [0, 1, 2], 1 if run.algorithm.sequential else 3).server
     return run
 
 
-@pytest.mark.parametrize(**each())
+@pytest.mark.parametrize(**each(CASES + VARIANTS))
 def test_gradients_under_vmap_are_those_of_each_client(case: Case):
     run = second_round(case, partition="iid")  # clients of one size, whose anchors can be stacked
     model, algorithm = run.model, run.algorithm
@@ -211,7 +223,7 @@ def test_running_statistics_are_averaged(case: Case):
         assert not torch.equal(buffer, before.buffers[name])
 
 
-@pytest.mark.parametrize(**each())
+@pytest.mark.parametrize(**each(CASES + VARIANTS))
 def test_the_teacher_is_in_evaluation_mode_with_its_own_statistics(case: Case):
     run = second_round(case, model=BATCH_NORM)
     down, _, local, batch = moment(run)
