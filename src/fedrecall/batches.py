@@ -27,6 +27,8 @@ class LocalData(Protocol):
     """A client's examples as `prepare` and `finish` see them."""
 
     classes: int
+    number: int
+    """The client's number, to key what it draws for itself."""
 
     def __len__(self) -> int:
         """How many examples there are."""

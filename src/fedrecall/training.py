@@ -137,6 +137,7 @@ def begin(
 ) -> Begun:
     """What happens before the first step: the algorithm's `prepare`, and all that is drawn."""
     since = time.perf_counter()
+    data = data.numbered(client)
     anchor = algorithm.prepare(model, down, memory, data)
     start = trees.detached(down.weights)
     state = State(start.params, start.buffers, {n: torch.zeros_like(p) for n, p in start.params.items()})

@@ -1,5 +1,6 @@
 """What one client sees of its data, and how a visit walks through it."""
 
+import copy
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -36,9 +37,16 @@ class ClientData:
         self.x, self.y, self.classes = x, y, classes
         self.mean, self.std, self.dtype = mean, std, dtype
         self.augmentation = augmentation or Augmentation()
+        self.number = 0
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def numbered(self, client: int) -> "ClientData":
+        """The same examples, saying whose they are."""
+        mine = copy.copy(self)
+        mine.number = client
+        return mine
 
     @property
     def augmented(self) -> bool:

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
 from fedrecall.errors import UserError, nearest
 from fedrecall.models.layers import KeyedDropout
+from fedrecall.trees import take
 
 Params = dict[str, Tensor]
 
@@ -95,6 +96,14 @@ class Model:
         with torch.no_grad():
             return self.logits(weights, x)
 
+    def frozen_many(self, stacked: Weights, x: Tensor) -> Tensor:
+        """The logits of K teachers, whose weights have a leading axis over them, [K, B, C]."""
+        count = next(iter(stacked.params.values())).shape[0]
+        if x.device.type != "cpu":
+            return vmap(self.frozen, in_dims=(0, None))(stacked, x)  # type: ignore[no-any-return]
+        # On a CPU the grouped convolutions that vmap makes of this are slower than K plain passes.
+        return torch.stack([self.frozen(take(stacked, k), x) for k in range(count)])
+
     def frozen_output(self, weights: Weights, x: Tensor) -> Output:
         """A teacher's logits and features: evaluation mode, no gradient."""
         with torch.no_grad():
@@ -167,6 +176,10 @@ class Student:
     def frozen(self, weights: Weights, x: Tensor) -> Tensor:
         """A teacher's logits."""
         return self.model.frozen(weights, x)
+
+    def frozen_many(self, stacked: Weights, x: Tensor) -> Tensor:
+        """The logits of K teachers, [K, B, C]."""
+        return self.model.frozen_many(stacked, x)
 
     def frozen_output(self, weights: Weights, x: Tensor) -> Output:
         """A teacher's logits and features."""
