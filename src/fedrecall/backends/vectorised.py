@@ -1,0 +1,408 @@
+"""Many clients as one: their models stacked along a leading axis, every step taken by all at once.
+
+What one client computes in a step is written for one client, by the algorithm; `torch.func.vmap`
+maps it over the stack. What all clients share (the global model as teacher) is not stacked, so
+that its forward pass is one ordinary pass over everybody's examples.
+
+Clients are sorted by how long they train. Those still training are then always the first rows of
+the stack, and a step works on a view of these: nobody is frozen by masks and nothing is computed
+in vain. A last batch smaller than the others is filled up and masked, unless the network mixes
+examples (batch norm); then a step is taken once for each size of batch.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import grad_and_value, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedrecall import trees
+from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.algorithms.hooks import Sgd
+from fedrecall.backends.backend import Job, Work
+from fedrecall.batches import Batch
+from fedrecall.data.augmentation import Draws as AugmentationDraws
+from fedrecall.models.model import Model, Params
+from fedrecall.training import Begun, Failure, State, Visit, begin, descend, end, failed, train, visit
+
+GRAPHS_KEPT = 8  # recorded trainings a lane; each keeps its memory
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the stack is computed; none of these changes what is computed."""
+
+    chunk: int | None = None
+    """Clients stacked at once; by default as many as fit. It is halved when memory runs out."""
+    convolutions: Literal["grouped", "matmul"] = "grouped"
+    """Every client's own kernels as one grouped convolution, or as one batched matrix product."""
+    graph: bool = False
+    """Record the whole local training as a CUDA graph and replay it (on a GPU only)."""
+    lanes: int = 1
+    """Chunks under way at the same time, each on a CUDA stream of its own."""
+
+
+class Part(NamedTuple):
+    """Some clients' batches of one step, all of one width."""
+
+    rows: slice | Tensor
+    """Which clients: the first ones, or any."""
+    width: int
+    filled: bool
+    """Whether some of the batches are smaller than the width."""
+
+
+class Stack(NamedTuple):
+    """What a chunk of clients starts from, as tensors."""
+
+    state: State  # each leaf [K, ...]
+    anchor: Any  # each leaf [K, ...], or as it is where all clients share it
+    x: Tensor  # [sum of n_k, ...], everybody's raw examples
+    y: Tensor  # [sum of n_k]
+    offset: Tensor  # [K], where a client's examples begin
+    place: Tensor  # [K, S, B], each batch's places in the client's data
+    taken: Tensor  # bool [K, S, B], False where a batch is filled up
+    augmentation: AugmentationDraws  # each [K, S, B, ...]
+    key: Tensor  # [K]
+    lr: Tensor  # []
+
+
+class Plan:
+    """What a chunk's training depends on besides the tensors: who has how many examples when."""
+
+    def __init__(self, begun: Sequence[Begun], batch_size: int, mixing: bool, device: torch.device):
+        first = begun[0]
+        self.sgd = first.sgd
+        self.augmentation, self.dtype = first.data.augmentation, first.data.dtype
+        self.mean, self.std = first.data.mean.to(device), first.data.std.to(device)
+        self.axes, self.shared = _axes([b.anchor for b in begun])
+        sizes = [len(b.data) for b in begun]
+        epochs = [len(b.draws.order) for b in begun]
+        self.widths = tuple(
+            tuple(min(batch_size, n - start) for start in range(0, n, batch_size)) * e
+            for n, e in zip(sizes, epochs, strict=True)
+        )
+        self.steps = [self._parts(step, mixing, device) for step in range(len(self.widths[0]))]
+
+    def _parts(self, step: int, mixing: bool, device: torch.device) -> list[Part]:
+        widths = [w[step] for w in self.widths if len(w) > step]  # of the first rows: they are sorted
+        if len(set(widths)) == 1 or not mixing:
+            return [Part(slice(0, len(widths)), max(widths), len(set(widths)) > 1)]
+        found = []
+        for width in sorted(set(widths), reverse=True):
+            rows = [i for i, w in enumerate(widths) if w == width]
+            found.append(Part(torch.tensor(rows, device=device), width, filled=False))
+        return found
+
+
+class Vectorised:
+    """Visits side by side in one process, on the device that holds the model and the data."""
+
+    def __init__(self, work: Work, options: Options | None = None):
+        self.work = work
+        self.options = options or Options()
+        self._model = work.model
+        if self.options.convolutions == "matmul":
+            self._model = with_matmul_convolutions(work.model)
+        self._mixing = mixes_examples(work.model)
+        self._chunk = self.options.chunk
+        self._graphs: dict[int, OrderedDict[Any, Recorded]] = {}
+
+    def map(self, jobs: Sequence[Job]) -> Iterator[Visit]:
+        """The visits in the order of their jobs."""
+        return self.map_all([(self.work, job) for job in jobs])
+
+    def map_all(self, tasks: Sequence[tuple[Work, Job]]) -> Iterator[Visit]:
+        """The visits of several federations at once.
+
+        Their algorithm, network, data set and batch size must be this backend's; seeds,
+        partitions and learning rates may differ.
+        """
+        done: dict[int, Visit] = {}
+        left: list[int] = []
+        for i, (work, job) in enumerate(tasks):
+            if work.federation.size(job.client):
+                left.append(i)
+            else:
+                failure = Failure(job.client, job.round, None, "it has no examples")
+                done[i] = failed(job.client, work.federation.client(job.client), job.memory, 0.0, failure)
+        size = {i: tasks[i][0].recipe.steps(tasks[i][0].federation.size(tasks[i][1].client)) for i in left}
+        left.sort(key=lambda i: -size[i])
+        while left:
+            chunk = self._chunk or len(left)
+            wave = [left[s : s + chunk] for s in range(0, len(left), chunk)][: self.options.lanes]
+            try:
+                done |= self._wave([{i: tasks[i] for i in part} for part in wave])
+            except torch.OutOfMemoryError:
+                if len(wave[0]) == 1:
+                    raise
+                self._chunk = len(wave[0]) // 2
+                continue
+            left = left[sum(map(len, wave)) :]
+        for i in range(len(tasks)):
+            yield done.pop(i)
+
+    def close(self) -> None:
+        """Free the recorded trainings."""
+        self._graphs.clear()
+
+    def _wave(self, chunks: Sequence[dict[int, tuple[Work, Job]]]) -> dict[int, Visit]:
+        """Start every chunk's training, then finish them all: on a GPU they overlap."""
+        since, done, under_way = time.perf_counter(), {}, []
+        for lane, chunk in enumerate(chunks):
+            groups = self._alike({i: self._begin(*task) for i, task in chunk.items()})
+            for group in groups:
+                if len(group) == 1 and not self.options.graph:
+                    (i,) = group
+                    done[i] = self._alone(*chunk[i])
+                else:
+                    under_way.append((group, *self._train(list(group.values()), lane)))
+        for group, state, losses in under_way:
+            for row, (i, begun) in enumerate(group.items()):
+                mine = trees.detached(trees.take(state, row))  # a view would keep the whole stack alive
+                work, job = next(chunk[i] for chunk in chunks if i in chunk)
+                found = losses[: begun.sgd.steps, row]
+                done[i] = end(work.algorithm, work.model, begun, mine, found, job.round)
+        # Nobody's own time can be told from the others': it is shared out by the number of steps.
+        seconds = time.perf_counter() - since
+        steps = {i: work.recipe.steps(done[i].examples) for chunk in chunks for i, (work, _) in chunk.items()}
+        total = sum(steps.values())
+        return {i: v._replace(seconds=seconds * steps[i] / total) for i, v in done.items()}
+
+    @staticmethod
+    def _begin(work: Work, job: Job) -> Begun:
+        return begin(
+            work.algorithm,
+            work.model,
+            work.recipe,
+            work.federation.client(job.client),
+            job.down,
+            job.memory,
+            seed=work.seed,
+            round_number=job.round,
+            client=job.client,
+        )
+
+    @staticmethod
+    def _alone(work: Work, job: Job) -> Visit:
+        return visit(
+            work.algorithm,
+            work.model,
+            work.recipe,
+            work.federation.client(job.client),
+            job.down,
+            job.memory,
+            seed=work.seed,
+            round_number=job.round,
+            client=job.client,
+        )
+
+    @staticmethod
+    def _alike(begun: dict[int, Begun]) -> list[dict[int, Begun]]:
+        """Clients whose tensors have the same shapes and whose optimisers are the same."""
+        groups: dict[Any, dict[int, Begun]] = {}
+        for i, b in begun.items():
+            shapes = tuple((n, t.shape, t.dtype) for n, t in trees.leaves((b.anchor, b.state)))
+            groups.setdefault((b.sgd._replace(steps=0), shapes), {})[i] = b
+        return list(groups.values())
+
+    def _train(self, begun: Sequence[Begun], lane: int) -> tuple[State, Tensor]:
+        """The stack's last state, and the losses [S, K]."""
+        batch_size = self.work.recipe.batch_size
+        device = next(iter(begun[0].state.params.values())).device
+        plan = Plan(begun, batch_size, self._mixing, device)
+        stack = stacked(begun, batch_size, plan.axes, device)
+        if not self.options.graph:
+            return local_training(self.work.algorithm, self._model, plan, stack)
+        shapes = tuple((n, t.shape, t.dtype) for n, t in trees.leaves(stack))
+        key = (plan.widths, plan.sgd._replace(lr=0.0), plan.shared, shapes)
+        kept = self._graphs.setdefault(lane, OrderedDict())
+        if key not in kept:
+            while len(kept) >= GRAPHS_KEPT:
+                kept.popitem(last=False)
+            kept[key] = Recorded(self.work.algorithm, self._model, plan, stack)
+        kept.move_to_end(key)
+        return kept[key](stack)
+
+
+def local_training(
+    algorithm: FedAvg, model: Model, plan: Plan, stack: Stack, lr: Tensor | None = None
+) -> tuple[State, Tensor]:
+    """Train the whole stack from its first step to its last; a function of tensors alone."""
+    take_step = mapped_stepper(algorithm, model, plan.sgd, plan.axes, lr)
+    return train(take_step, stack.state, stack.anchor, batches(plan, stack), stack.key)
+
+
+def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Tensor | None = None) -> Any:
+    """A step of local SGD for a stack of clients, as `training.stepper` is one for one client.
+
+    ``axes``: 0 for every leaf of the anchor that is stacked, None for those that are shared.
+    """
+
+    def gradient(
+        params: Params, buffers: Params, anchor: Any, batch: Batch, key: Tensor
+    ) -> tuple[Params, Tensor, Params]:
+        def objective(params: Params) -> tuple[Tensor, Params]:
+            student = model.student(buffers, key)
+            loss = algorithm.loss(student, params, anchor, batch)
+            return loss, student.buffers
+
+        grads, (loss, buffers) = grad_and_value(objective, has_aux=True)(params)
+        return algorithm.correct(grads, anchor), loss, buffers
+
+    def take_step(
+        state: State, anchor: Any, parts: Iterable[tuple[slice | Tensor, Batch]], key: Tensor
+    ) -> tuple[State, Tensor]:
+        losses = torch.zeros(len(key), dtype=_dtype(state), device=key.device)
+        for rows, batch in parts:
+            params, buffers, velocity = trees.take(state, rows)
+            mine = trees.transform(lambda t, a, rows=rows: t if a is None else t[rows], anchor, axes)
+            batch_axes = Batch(0, 0, 0, None if batch.mask is None else 0)  # type: ignore[arg-type]
+            grads, loss, buffers = vmap(
+                gradient, in_dims=(0, 0, axes, batch_axes, 0), randomness="different"
+            )(params, buffers, mine, batch, key[rows])
+            descend(params, grads, velocity, sgd, lr)
+            losses[rows] = loss
+            for name, values in buffers.items():
+                state.buffers[name][rows] = values
+            if isinstance(rows, Tensor):  # then what was descended is a copy
+                for whole, changed in ((state.params, params), (state.velocity, velocity)):
+                    for name, values in changed.items():
+                        whole[name][rows] = values
+        return state, losses
+
+    return take_step
+
+
+def batches(plan: Plan, stack: Stack) -> Iterator[list[tuple[slice | Tensor, Batch]]]:
+    """Every step's batches of the clients that still train."""
+    for step, parts in enumerate(plan.steps):
+        found: list[tuple[slice | Tensor, Batch]] = []
+        for rows, width, filled in parts:
+            place = stack.place[rows, step, :width]  # [k, B]
+            index = place + stack.offset[rows, None]
+            drawn = trees.transform(lambda d, r=rows, s=step, w=width: d[r, s, :w], stack.augmentation)
+            x = plan.augmentation.apply(stack.x[index], drawn, plan.mean, plan.std, plan.dtype)
+            mask = stack.taken[rows, step, :width] if filled else None
+            found.append((rows, Batch(x, stack.y[index], place, mask)))
+        yield found
+
+
+def stacked(begun: Sequence[Begun], batch_size: int, axes: Any, device: torch.device) -> Stack:
+    """Begun visits, longest first, as one stack on the device."""
+    last = max(b.sgd.steps for b in begun)
+
+    def steps_of(drawn: Tensor) -> Tensor:
+        """[E, n, ...] in the order of training as [S, B, ...], filled up with zeros."""
+        epochs, n = drawn.shape[:2]
+        count = -(-n // batch_size)
+        filled = drawn.new_zeros(last, batch_size, *drawn.shape[2:])
+        by_epoch = drawn.new_zeros(epochs, count * batch_size, *drawn.shape[2:])
+        by_epoch[:, :n] = drawn
+        filled[: epochs * count] = by_epoch.view(epochs * count, batch_size, *drawn.shape[2:])
+        return filled
+
+    # Stacked before they are moved: one transfer, not one for each client.
+    draws = trees.stack([trees.transform(steps_of, (b.draws.order, b.draws.augmentation)) for b in begun])
+    taken = torch.stack([steps_of(torch.ones_like(b.draws.order, dtype=torch.bool)) for b in begun])
+    (place, augmentation), taken, key = trees.transform(
+        lambda t: t.to(device), (draws, taken, torch.stack([b.draws.key for b in begun]))
+    )
+    sizes = torch.tensor([0, *(len(b.data) for b in begun[:-1])])
+    anchors = [b.anchor for b in begun]
+    return Stack(
+        state=trees.stack([b.state for b in begun]),
+        anchor=trees.transform(
+            lambda t, a, *ts: t if a is None else torch.stack([t, *ts]), anchors[0], axes, *anchors[1:]
+        ),
+        x=torch.cat([b.data.x for b in begun]),
+        y=torch.cat([b.data.y for b in begun]),
+        offset=sizes.cumsum(0).to(device),
+        place=place,
+        taken=taken,
+        augmentation=augmentation,
+        key=key,
+        lr=torch.tensor(begun[0].sgd.lr, dtype=_dtype(begun[0].state)).to(device),
+    )
+
+
+class Recorded:
+    """A whole local training as a CUDA graph: recorded once, replayed on other tensors.
+
+    The learning rate is one of the tensors, everything else that is not (momentum, who has how
+    many examples) must be as it was.
+    """
+
+    def __init__(self, algorithm: FedAvg, model: Model, plan: Plan, stack: Stack):
+        self._inputs: Stack = trees.detached(stack)
+        self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):  # once for real, so that libraries choose their kernels
+            warm: Stack = trees.detached(stack)
+            local_training(algorithm, model, plan, warm, warm.lr)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=self._stream):
+            self._outputs = local_training(algorithm, model, plan, self._inputs, self._inputs.lr)
+
+    def __call__(self, stack: Stack) -> tuple[State, Tensor]:
+        """Train this stack; what is returned is valid until the next call."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            trees.transform(lambda mine, given: mine.copy_(given), self._inputs, stack)
+            self._graph.replay()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return self._outputs
+
+
+def mixes_examples(model: Model) -> bool:
+    """Whether an example's logits depend on the rest of its batch, as far as one can tell."""
+    return bool(model.initial().buffers) or model.contains(_BatchNorm)
+
+
+def with_matmul_convolutions(model: Model) -> Model:
+    """The same network, its plain convolutions as matrix products when it trains."""
+    return model.edited(_use_matmul)
+
+
+def _use_matmul(module: nn.Module) -> None:
+    for layer in module.modules():
+        plain = type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
+        if plain and layer.dilation == (1, 1):
+            layer.__class__ = _MatmulConv2d
+
+
+class _MatmulConv2d(nn.Conv2d):
+    """One matrix product for the whole batch, so that a stack of kernels is one batched product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(x, self._reversed_padding_repeated_twice)
+        b, (h, w) = len(x), x.shape[-2:]
+        h = (h - self.kernel_size[0]) // self.stride[0] + 1
+        w = (w - self.kernel_size[1]) // self.stride[1] + 1
+        windows = F.unfold(x, self.kernel_size, stride=self.stride)  # [B, C k k, H W]
+        columns = windows.transpose(0, 1).flatten(1)  # [C k k, B H W]
+        y = self.weight.flatten(1) @ columns
+        if self.bias is not None:
+            y = y + self.bias[:, None]
+        return y.view(-1, b, h, w).transpose(0, 1)
+
+
+def _axes(anchors: Sequence[Any]) -> tuple[Any, tuple[bool, ...]]:
+    """For each leaf None if it is the same tensor for all clients, else 0; and whether it is, in order."""
+    shared: list[bool] = []
+
+    def axis(first: Tensor, *others: Tensor) -> int | None:
+        shared.append(all(t is first for t in others))
+        return None if shared[-1] else 0
+
+    return trees.transform(axis, anchors[0], *anchors[1:]), tuple(shared)
+
+
+def _dtype(state: State) -> torch.dtype:
+    return next(iter(state.params.values())).dtype
