@@ -1,0 +1,6 @@
+"""The command line: every command in a file of its own, gathered here."""
+
+from fedrecall.cli.app import app, main
+from fedrecall.cli.commands import compare, inspect, run
+
+__all__ = ["app", "compare", "inspect", "main", "run"]

@@ -1,0 +1,67 @@
+"""The app that commands register with, and what happens to a user's mistake."""
+
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedrecall.errors import UserError
+
+app = typer.Typer(
+    name="fedrecall",
+    help="Federated learning that does not forget: train, compare, measure forgetting, reproduce the papers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+out = Console()
+err = Console(stderr=True)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from fedrecall import __version__
+
+        out.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options that stand before the command."""
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends in one sentence and exit code 2."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    logging.getLogger("datasets").setLevel(logging.ERROR)
+    from fedrecall.experiment import Interrupted
+
+    try:
+        app()
+    except UserError as error:
+        if "--debug" in sys.argv:
+            raise
+        err.print(f"[red]error:[/red] {_escaped(str(error))}", soft_wrap=True)
+        sys.exit(2)
+    except Interrupted as stop:
+        err.print(f"{_escaped(str(stop))}; what was done is saved.", soft_wrap=True)
+        sys.exit(128 + stop.signum)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", "\\[")

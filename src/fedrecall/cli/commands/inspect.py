@@ -1,0 +1,257 @@
+"""`fedrecall list`, `show`, `partition`, `doctor`: what there is, and what it would do."""
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from fedrecall import config as configs
+from fedrecall import payloads, specs, trees
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.backends import BACKENDS
+from fedrecall.cli.app import app, out
+from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
+from fedrecall.data import datasets, partitions
+from fedrecall.data.datasets import DATASETS
+from fedrecall.data.partitions import PARTITIONS
+from fedrecall.errors import UserError, nearest
+from fedrecall.experiment import federate
+from fedrecall.measures import MEASURES
+from fedrecall.models.model import Model
+from fedrecall.models.networks import MODELS, build
+from fedrecall.specs import Registry
+
+KINDS: dict[str, Registry] = {
+    "algorithms": ALGORITHMS,
+    "datasets": DATASETS,
+    "partitions": PARTITIONS,
+    "models": MODELS,
+    "measures": MEASURES,
+}
+
+
+def _kind(word: str) -> Registry:
+    plural = word if word.endswith("s") else word + "s"
+    if plural not in KINDS:
+        raise UserError(f"there are no {word!r} to show; {nearest(plural, KINDS)}")
+    return KINDS[plural]
+
+
+@app.command("list")
+def list_command(
+    kind: Annotated[str, typer.Argument(help="algorithms, datasets, partitions, models or measures.")],
+) -> None:
+    """List what can be named on the command line and in a config."""
+    registry = _kind(kind)
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("name", style="bold", no_wrap=True)
+    shown.add_column("parameters")
+    shown.add_column("what it is")
+    for name in registry:
+        cls = registry.cls(name)
+        parameters = ", ".join(_assignment(f) for f in specs.fields(cls))
+        shown.add_row(name, Text(parameters), Text(summary(cls)))
+    out.print(shown)
+
+
+@app.command("show")
+def show_command(
+    kind: Annotated[str, typer.Argument(help="algorithm, dataset, partition, model or measure.")],
+    name: Annotated[str, typer.Argument(help="Its name, as `fedrecall list` prints it.")],
+) -> None:
+    """Explain one algorithm, data set, partition, model or measure."""
+    registry = _kind(kind)
+    chosen, _, _ = registry.parse(name)
+    cls = registry.cls(chosen)
+    out.print(Panel(Text((cls.__doc__ or "").strip()), title=chosen, title_align="left"))
+    fields = specs.fields(cls)
+    if fields:
+        shown = Table("parameter", "default", "allowed", "meaning", box=None, pad_edge=False)
+        for f in fields:
+            default = "(needed)" if _is_missing(f.default) else str(f.default)
+            shown.add_row(Text(f.name, "bold"), Text(default), Text(f.allowed), Text(f.doc))
+        out.print(shown)
+    if registry is ALGORITHMS:
+        out.print(_footprint(ALGORITHMS.make(name)))
+
+
+def _footprint(algorithm: Any) -> Table:
+    """What travels and what is remembered, for cnn on digits."""
+    shape, classes = (1, 8, 8), 10
+    for network in ("cnn", "resnet10"):
+        try:
+            model = Model(algorithm.equip(build(network, shape, classes)))
+            found = payloads.declared(algorithm, model, shape, classes)
+            break
+        except UserError:
+            continue
+    else:
+        raise UserError("this algorithm runs with none of the networks tried (cnn, resnet10).")
+    one = trees.size_in_bytes(found.down.weights)
+    shown = Table(
+        title=f"measured with {network} on digits ({one / 1e6:.2f} MB)", title_justify="left", box=None
+    )
+    for heading in ("where", "what", "bytes", "of a model"):
+        shown.add_column(heading, justify="right" if heading in ("bytes", "of a model") else "left")
+    for where, tree in (("down", found.down), ("up", found.up), ("memory", found.memory)):
+        for part in tree._fields:
+            size = trees.size_in_bytes(getattr(tree, part))
+            shown.add_row(where, part, f"{size:,}", f"{size / one:.2f} ×")
+        if not tree._fields:
+            shown.add_row(where, "nothing", "0", "0")
+    if algorithm.auxiliary_per_class:
+        shown.add_row("server", f"{algorithm.auxiliary_per_class} auxiliary examples per class", "", "")
+    return shown
+
+
+@app.command("partition")
+@with_config(
+    without=(
+        *("algorithm", "model", "rounds", "local_epochs", "batch_size", "lr", "lr_decay", "momentum"),
+        *("weight_decay", "precision", "evaluate_every", "measures", "backend", "workers", "device"),
+        *("checkpoint_every", "on_failure", "sample", "chains", "augmentation"),
+    )
+)
+def partition_command(
+    *,
+    set_: Set = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Write the partition as JSON.", show_default=False)
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Draw it: a .png, .pdf or .svg file.", show_default=False)
+    ] = None,
+    data_root: DataRoot = None,
+    settings: Settings,
+) -> None:
+    """Show who gets what: clients × classes as a chart and in numbers.
+
+    Example: fedrecall partition --dataset digits --partition shards:2 --clients 20
+    """
+    values = gather(None, settings, set_)
+    clients = values.get("clients", 100)
+    config = configs.make({**values, "sample": 1 if str(clients) == "1" else values.get("sample", 0.1)})
+    dataset = datasets.load(config.dataset, root=data_root)
+    federation = federate(config, dataset, ALGORITHMS.make("fedavg"))
+    counts = federation.counts
+    out.print(_chart(counts, dataset.class_names))
+    sizes, owned = counts.sum(1), (counts > 0).sum(1)
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("", "least", "median", "most"):
+        shown.add_column(heading, justify="right" if heading else "left")
+    for what, values_ in (
+        ("examples a client", sizes),
+        ("classes a client", owned),
+        ("clients a class", (counts > 0).sum(0)),
+    ):
+        shown.add_row(what, f"{values_.min()}", f"{np.median(values_):g}", f"{values_.max()}")
+    out.print(shown)
+    if save is not None:
+        meta = {"dataset": config.dataset, "partition": config.partition, "clients": config.clients}
+        partitions.save(save, federation.parts, {**meta, "seed": config.seed})
+        out.print(f"partition: {save}", markup=False)
+    if picture is not None:
+        draw_partition(counts, dataset.class_names, picture)
+        out.print(f"picture: {picture}", markup=False)
+
+
+SHADES = " ░▒▓█"
+
+
+def _chart(counts: np.ndarray, names: tuple[str, ...]) -> Text:
+    """A row a client and a column a class, darker where a client has more of it."""
+    most = max(int(counts.max()), 1)
+    wide = 2 if len(names) <= 30 else 1
+    label = len(str(len(counts) - 1))
+    text = Text("client  classes " + f"{names[0]} … {names[-1]}\n", style="dim")
+    shown = range(len(counts)) if len(counts) <= 60 else [*range(50), len(counts) - 1]
+    for k in shown:
+        if len(counts) > 60 and k == len(counts) - 1:
+            text.append(f"{'…':>{label}}\n")
+        cells = "".join(SHADES[-(-(len(SHADES) - 1) * int(c) // most)] * wide for c in counts[k])
+        text.append(f"{k:>{label}} ")
+        text.append(cells)
+        text.append(f" {int(counts[k].sum())}\n", style="dim")
+    return text
+
+
+def draw_partition(counts: np.ndarray, names: tuple[str, ...], path: Path) -> None:
+    """The chart as a picture: bubbles of clients × classes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(4.0, 0.14 * len(counts)), max(2.5, 0.28 * len(names))), layout="constrained")
+    axes = figure.subplots()
+    clients, classes = np.nonzero(counts)
+    sizes = counts[clients, classes]
+    axes.scatter(clients, classes, s=120 * sizes / counts.max(), color="#0072B2")
+    axes.set(xlabel="client", ylabel="class", title="examples of each class at each client (area)")
+    if len(names) <= 30:
+        axes.set_yticks(range(len(names)), names)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot draw {path}: {error}.") from error
+
+
+@app.command("doctor")
+def doctor_command(data_root: DataRoot = None) -> None:
+    """Say what this machine offers: versions, threads, GPU, extras, data sets."""
+    import torch
+
+    shown = Table(show_header=False, box=None, pad_edge=False)
+    for package in ("fedrecall", "torch", "numpy", "datasets", "safetensors"):
+        shown.add_row(package, _version(package) or "not installed")
+    shown.add_row("Python", platform.python_version())
+    shown.add_row("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores")
+    shown.add_row(
+        "bfloat16 on CPU",
+        "in hardware" if _cpu_flag("avx512_bf16") or _cpu_flag("amx_bf16") else "emulated: slow",
+    )
+    shown.add_row("GPU", torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
+    shown.add_row("backends", ", ".join(BACKENDS))
+    for extra, package in {"ray": "ray", "flower": "flwr", "dp": "dp-accounting"}.items():
+        version = _version(package)
+        shown.add_row(f"extra {extra}", version or f"not installed: pip install 'fedrecall[{extra}]'")
+    sinks = [s for s in ("tensorboard", "mlflow", "wandb", "trackio") if _version(s)]
+    shown.add_row("sinks", ", ".join(sinks) or "none installed: pip install 'fedrecall[sinks]'")
+    out.print(shown)
+    out.print("\ndata sets that can be opened without a network:")
+    for found in datasets.available(data_root):
+        out.print(f"  {found.name:15}{'yes' if found.here else 'no ':4} {found.where}", markup=False)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_flag(flag: str) -> bool:
+    try:
+        return flag in Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return False
+
+
+def summary(cls: type) -> str:
+    """The first sentence of a docstring."""
+    lines = (cls.__doc__ or "").strip().split("\n\n")[0]
+    return " ".join(lines.split())
+
+
+def _assignment(field: specs.Field) -> str:
+    return field.name if _is_missing(field.default) else f"{field.name}={field.default}"
+
+
+def _is_missing(default: Any) -> bool:
+    import dataclasses
+
+    return default is dataclasses.MISSING

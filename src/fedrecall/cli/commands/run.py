@@ -1,0 +1,89 @@
+"""`fedrecall run`: one algorithm over one federation."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fedrecall import config as configs
+from fedrecall.cli import progress
+from fedrecall.cli.app import app, err, out
+from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
+from fedrecall.config import Config
+from fedrecall.experiment import Experiment, Interrupted, Result
+from fedrecall.records import RunFolder
+
+
+@app.command("run")
+@with_config()
+def run_command(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A YAML file of settings; options below override it.", show_default=False),
+    ] = None,
+    *,
+    set_: Set = None,
+    out_: Annotated[
+        Path | None,
+        typer.Option("--out", help="Run folder [default: a new one under runs/].", show_default=False),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with the run in --out; with a larger --rounds, extend a finished one."
+        ),
+    ] = False,
+    data_root: DataRoot = None,
+    settings: Settings,
+) -> None:
+    """Train one algorithm over one federation.
+
+    Example: fedrecall run --algorithm fedntd --dataset digits --clients 20 --sample 5 --rounds 20
+    """
+    if resume and out_ is not None and not settings and not set_ and config is None:
+        values: dict[str, Any] = RunFolder(out_).config()  # go on as it was begun
+    else:
+        values = gather(config, settings, set_)
+    made = configs.make(values)
+    folder = out_ if out_ is not None else unused(name_of(made))
+    experiment = Experiment(made, folder, resume=resume, data_root=data_root, sinks=[progress.shown(out)])
+    try:
+        result = experiment.run()
+    except Interrupted:
+        err.print(f"go on with: fedrecall run --resume --out {folder}", soft_wrap=True, markup=False)
+        raise
+    summarise(result)
+
+
+def name_of(config: Config) -> Path:
+    """A folder name that says what runs."""
+    names = [str(config.algorithm["name"]), str(config.dataset["name"]), str(config.partition["name"])]
+    tidy = "-".join(Path(name.replace(":", "-")).name for name in names)
+    return Path("runs") / f"{tidy}-seed{config.seed}"
+
+
+def unused(folder: Path) -> Path:
+    """The folder, or the first of its names with a number that holds no run."""
+    candidate, number = folder, 2
+    while RunFolder(candidate).started:
+        candidate, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+    return candidate
+
+
+def summarise(result: Result) -> None:
+    """A short table of the end, and where things are."""
+    last, evaluated = result.history[-1], [r for r in result.history if "accuracy" in r]
+    best = max(evaluated, key=lambda r: r["accuracy"])
+    seconds = sum(r["seconds"]["train"] for r in result.history)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("accuracy, last round", f"{last['accuracy']:.2%}")
+    table.add_row("accuracy, best round", f"{best['accuracy']:.2%} (round {best['round']})")
+    table.add_row("forgetting", f"{last['forgetting']:.3f}")
+    table.add_row("training", f"{seconds:.1f} s, {seconds / len(result.history):.2f} s a round")
+    table.add_row(
+        "sent a round", f"{last['bytes_down'] / 1e6:.2f} MB down, {last['bytes_up'] / 1e6:.2f} MB up"
+    )
+    if result.out is not None:
+        table.add_row("run folder", str(result.out))
+    out.print(table)

@@ -1,0 +1,118 @@
+"""Command-line options made from the config's fields, so that the two can never differ."""
+
+import functools
+import inspect
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedrecall import config as configs
+from fedrecall import specs
+from fedrecall.config import Config
+from fedrecall.errors import UserError
+from fedrecall.training import Recipe
+
+Settings = dict[str, Any]
+
+_PANELS = {
+    "Federation": (
+        "dataset",
+        "partition",
+        "clients",
+        "sample",
+        "chains",
+        "augmentation",
+        "auxiliary_per_class",
+    ),
+    "Training": ("algorithm", "model", "rounds", *(f.name for f in specs.fields(Recipe)), "precision"),
+    "Randomness": ("seed", "partition_seed"),
+    "Measuring": ("evaluate_every", "measures"),
+    "Running": ("backend", "workers", "device", "checkpoint_every", "on_failure"),
+}
+_SINGULAR = {"measures": "measure"}
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, Mapping):
+        return str(default.get("name"))
+    return str(default)
+
+
+def _option(field: specs.Field, panel: str) -> inspect.Parameter:
+    name = _SINGULAR.get(field.name, field.name)
+    many = field.name in _SINGULAR
+    default = "" if field.default in (None, ()) else f" [default: {_shown(field.default)}]"
+    option = typer.Option(
+        f"--{name.replace('_', '-')}",
+        help=field.doc.splitlines()[0] + default,
+        metavar="NAME" if many else _metavar(field),
+        rich_help_panel=panel,
+        show_default=False,
+    )
+    kind = list[str] | None if many else str | None
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
+    )
+
+
+def _metavar(field: specs.Field) -> str:
+    words = field.allowed
+    if "whole number" in words:
+        return "COUNT" if "a number" not in words else "COUNT|SHARE"
+    if words.startswith("one of "):
+        return words.removeprefix("one of ").replace(", ", "|")
+    return "NUMBER" if "a number" in words else "NAME"
+
+
+def with_config(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command every option of the config; they reach it as one argument ``settings``."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        known = {f.name: f for f in (*specs.fields(Config), *specs.fields(Recipe)) if f.name != "training"}
+        added = [
+            _option(known[name], panel)
+            for panel, names in _PANELS.items()
+            for name in names
+            if name not in without
+        ]
+        own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+
+        @functools.wraps(command)
+        def wrapped(**values: Any) -> None:
+            given = {p.name: values.pop(p.name) for p in added}
+            command(settings={k: v for k, v in given.items() if v is not None}, **values)
+
+        parameters = [*own, *added]
+        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapped
+
+    return decorate
+
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-s", "--set", help="Any key, dotted: -s algorithm.beta=0.5 -s training.lr=0.1.", metavar="KEY=VALUE"
+    ),
+]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(help="Folder that mirrors the hub's layout [default: $FEDRECALL_DATA].", show_default=False),
+]
+
+
+def gather(file: Path | None, settings: Settings, assignments: Sequence[str] | None) -> Settings:
+    """The config's values from a file, then the options, then the ``-s`` assignments."""
+    values = configs.load(file) if file is not None else {}
+    recipe = {f.name for f in specs.fields(Recipe)}
+    dotted = {f"training.{k}" if k in recipe else k: v for k, v in settings.items()}
+    for assignment in assignments or ():
+        key, equals, value = assignment.partition("=")
+        if not equals or not key:
+            raise UserError(f"-s {shlex.quote(assignment)}: give key=value, such as -s training.lr=0.1.")
+        dotted[key] = value
+    return configs.override(values, dotted)

@@ -1,0 +1,91 @@
+"""How a run shows itself: a bar on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fedrecall.experiment import Sink
+
+PLAIN_SECONDS = 2.0  # at most one plain line in this time, so that logs stay short
+
+
+def line(record: Mapping[str, Any]) -> str:
+    """A round in a few words."""
+    seconds = sum(v for v in record["seconds"].values() if isinstance(v, float))
+    parts = []
+    if "accuracy" in record:
+        parts += [f"accuracy {record['accuracy']:.2%}", f"forgetting {record['forgetting']:.3f}"]
+    parts.append(f"{seconds:.2f} s/round")
+    if record["failures"]:
+        parts.append(f"{len(record['failures'])} clients left out: {record['failures'][0]}")
+    return "  ".join(parts)
+
+
+class Bar:
+    """A progress bar; several runs can follow each other on one bar."""
+
+    def __init__(self, console: Console, total_runs: int = 1):
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._total_runs, self._runs = total_runs, 0
+        self._task = TaskID(0)
+
+    def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
+        """A run starts."""
+        self._runs += 1
+        many = f" ({self._runs} of {self._total_runs})" if self._total_runs > 1 else ""
+        self._progress.start()
+        self._task = self._progress.add_task(
+            f"{config['algorithm']['name']} seed {config['seed']}{many}",
+            total=config["rounds"],
+            completed=len(history),
+            state="starting",
+        )
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """A round was played."""
+        self._progress.update(self._task, completed=record["round"], state=line(record))
+
+    def end(self) -> None:
+        """The run is over."""
+        self._progress.stop()
+
+
+class Lines:
+    """A line now and then, for logs and pipes."""
+
+    def __init__(self, console: Console):
+        self._console, self._last, self._rounds = console, 0.0, 0
+
+    def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
+        """A run starts."""
+        self._rounds = config["rounds"]
+        done = f" after round {len(history)}" if history else ""
+        self._print(f"{config['algorithm']['name']} seed {config['seed']}: {self._rounds} rounds{done}")
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """A round was played."""
+        now = time.monotonic()
+        if now - self._last >= PLAIN_SECONDS or record["round"] == self._rounds or record["failures"]:
+            self._last = now
+            self._print(f"round {record['round']}/{self._rounds}  {line(record)}")
+
+    def end(self) -> None:
+        """The run is over."""
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def shown(console: Console, total_runs: int = 1) -> Sink:
+    """The right way to show progress on this console."""
+    return Bar(console, total_runs) if console.is_terminal else Lines(console)

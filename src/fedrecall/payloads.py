@@ -1,0 +1,72 @@
+"""What an algorithm sends and keeps, found by letting one client with made-up data play a round.
+
+The tuples that the hooks return are the declaration: whatever is in them travels, nothing else
+does, and a payload with other names, shapes or types is refused.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedrecall import streams, trees
+from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.data.client import ClientData
+from fedrecall.models.model import Model
+from fedrecall.training import Recipe, visit
+
+
+class Payloads(NamedTuple):
+    """One round's tuples."""
+
+    down: Any
+    up: Any
+    memory: Any
+
+
+def declared(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: int) -> Payloads:
+    """What travels down and up and what a client keeps, as trees of the right names, shapes and types."""
+    weights = model.initial()
+    dtype = next(iter(weights.params.values())).dtype
+    data = _made_up(shape, classes, dtype)
+    down = algorithm.broadcast(model, algorithm.start(weights), data)
+    done = visit(
+        algorithm,
+        model,
+        Recipe(local_epochs=1, batch_size=len(data)),
+        data,
+        down,
+        algorithm.remember(weights),
+        seed=0,
+        round_number=1,
+        client=0,
+    )
+    assert done.failure is None, done.failure
+    return Payloads(down, done.up, done.memory)
+
+
+def check(arrays: dict[str, Tensor], template: Any, what: str) -> Any:
+    """The tree in these arrays, or a ValueError that says how they differ from what is declared."""
+    tree = trees.restore(template, arrays, what)
+    for (name, expected), (_, given) in zip(trees.leaves(template), trees.leaves(tree), strict=True):
+        if given.dtype != expected.dtype:
+            raise ValueError(f"{what}: {name!r} is {given.dtype}, declared is {expected.dtype}")
+        if given.shape != expected.shape:
+            raise ValueError(
+                f"{what}: {name!r} has shape {list(given.shape)}, declared is {list(expected.shape)}"
+            )
+    if not trees.finite(tree):
+        raise ValueError(f"{what} holds NaN or Inf")
+    return tree
+
+
+def _made_up(shape: tuple[int, ...], classes: int, dtype: torch.dtype) -> ClientData:
+    stream = streams.torch_stream(0, "made up")
+    n = 2 * classes
+    x = torch.randint(0, 256, (n, *shape), generator=stream, dtype=torch.uint8)
+    if len(shape) == 1:
+        return ClientData(
+            x.float(), torch.arange(n) % classes, classes, x.float().mean(0), torch.ones(shape), dtype=dtype
+        )
+    half = torch.full((shape[0],), 0.5)
+    return ClientData(x, torch.arange(n) % classes, classes, half, half, dtype=dtype)
