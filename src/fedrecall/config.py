@@ -18,6 +18,8 @@ from fedrecall.measures import MEASURES
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE
 from fedrecall.training import Recipe
 
+REGISTRIES = {"algorithm": ALGORITHMS, "dataset": DATASETS, "partition": PARTITIONS}
+
 Spec = Any  # a name, "name:value,key=value", or a mapping with a name
 
 
@@ -70,16 +72,14 @@ class Config:
 
     def __post_init__(self) -> None:
         """Complete and check what depends on more than one field."""
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
-        put("algorithm", ALGORITHMS.spec(ALGORITHMS.make(self.algorithm)))
-        put("dataset", DATASETS.spec(DATASETS.make(self.dataset)))
-        put("partition", PARTITIONS.spec(PARTITIONS.make(self.partition)))
+        for name, registry in REGISTRIES.items():
+            object.__setattr__(self, name, registry.spec(registry.make(getattr(self, name))))
         for measure in self.measures:
             MEASURES.make(measure)
         augmentation = self.augmentation
         if augmentation is None:
             augmentation = str(default_for(self.dataset["name"]))
-        put("augmentation", str(Augmentation.parse(augmentation)))
+        object.__setattr__(self, "augmentation", str(Augmentation.parse(augmentation)))
         if self.sampled > self.clients:
             raise UserError(f"sample = {self.sample} of {self.clients} clients: there are not that many.")
         if self.chains is not None and self.chains > self.sampled:
@@ -121,20 +121,19 @@ def load(path: Path) -> dict[str, Any]:
 def override(values: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[str, Any]:
     """The values with dotted keys (``training.lr``, ``algorithm.beta``) replaced."""
     result = dict(values)
-    registries = {"algorithm": ALGORITHMS, "dataset": DATASETS, "partition": PARTITIONS}
     for key, value in assignments.items():
         head, _, rest = key.partition(".")
         if not rest:
             result[head] = value
             continue
         inner = result.get(head, {})
-        if isinstance(inner, str) and head in registries:  # "fedntd:beta=2" as a mapping
-            inner = registries[head].spec(registries[head].make(inner))
+        if isinstance(inner, str) and head in REGISTRIES:  # "fedntd:beta=2" as a mapping
+            inner = REGISTRIES[head].spec(REGISTRIES[head].make(inner))
         elif dataclasses.is_dataclass(inner) and not isinstance(inner, type):
             inner = specs.plain(inner)
-        elif head in registries and not inner:
+        elif head in REGISTRIES and not inner:
             default = getattr(Config, head)
-            inner = registries[head].spec(registries[head].make(default))
+            inner = REGISTRIES[head].spec(REGISTRIES[head].make(default))
         result[head] = override(_mapping(inner, head), {rest: value})
     return result
 

@@ -30,7 +30,7 @@ def transform(fn: Callable[..., Any], tree: Tree, *others: Any) -> Tree:
         return type(tree)((k, transform(fn, v, *(o[k] for o in others))) for k, v in tree.items())  # type: ignore
     if isinstance(tree, tuple):
         rows = zip(tree, *others, strict=True)
-        return _like(tree, [transform(fn, *row) for row in rows])  # type: ignore[return-value,no-any-return]
+        return _like(tree, [transform(fn, *row) for row in rows])  # type: ignore[return-value]
     return tree
 
 
@@ -40,7 +40,7 @@ def arrays(tree: Any) -> dict[str, Tensor]:
 
 
 def restore(template: Tree, flat: Mapping[str, Tensor], what: str = "state") -> Tree:
-    """A tree of the template's structure holding these arrays; every name must match.
+    """A tree of the template's structure holding these arrays, where its own are; every name must match.
 
     Raises ValueError when a name is missing or unknown. Shapes are the caller's to check.
     """
@@ -54,7 +54,7 @@ def restore(template: Tree, flat: Mapping[str, Tensor], what: str = "state") -> 
 
 def _restore(template: Any, flat: Mapping[str, Tensor], path: str) -> Any:
     if isinstance(template, Tensor):
-        return flat[path]
+        return flat[path].to(template.device)
     children = [(n, _restore(c, flat, f"{path}/{n}" if path else n)) for n, c in _children(template)]
     if isinstance(template, Mapping):
         return dict(children)
