@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,22 +55,23 @@ class Dataset:
         """Of one example: (C, H, W), or (F,) of a table."""
         return tuple(self.train.x.shape[1:])
 
+    def to(self, device: torch.device) -> Dataset:
+        """The data set with its examples on this device."""
+        train, test = (Split(s.x.to(device), s.y.to(device)) for s in (self.train, self.test))
+        return replace(self, train=train, test=test, mean=self.mean.to(device), std=self.std.to(device))
+
 
 def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel on the scale 0 to 1, or of each column of a table."""
-    if x.is_floating_point():
-        wide = x.double()
-        mean, std = wide.mean(0), wide.std(0, correction=0)
-    else:
-        histogram = torch.zeros(x.shape[1], 256, dtype=torch.float64)
-        for start in range(0, len(x), 4096):  # bincount widens what it counts
-            chunk = x[start : start + 4096]
-            for channel in range(x.shape[1]):
-                histogram[channel] += torch.bincount(chunk[:, channel].flatten(), minlength=256)
-        value = torch.arange(256, dtype=torch.float64) / 255
-        share = histogram / histogram.sum(1, keepdim=True)
-        mean = share @ value
-        std = (share * (value - mean[:, None]) ** 2).sum(1).sqrt()
+    """Mean and standard deviation of each channel of uint8 images, on the scale 0 to 1."""
+    histogram = torch.zeros(x.shape[1], 256, dtype=torch.float64)
+    for start in range(0, len(x), 4096):  # bincount widens what it counts
+        chunk = x[start : start + 4096]
+        for channel in range(x.shape[1]):
+            histogram[channel] += torch.bincount(chunk[:, channel].flatten(), minlength=256)
+    value = torch.arange(256, dtype=torch.float64) / 255
+    share = histogram / histogram.sum(1, keepdim=True)
+    mean = share @ value
+    std = (share * (value - mean[:, None]) ** 2).sum(1).sqrt()
     return mean.float(), torch.where(std > 0, std, 1.0).float()
 
 
