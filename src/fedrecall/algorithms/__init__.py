@@ -15,5 +15,10 @@ ALGORITHMS = Registry(
         "fedcad": "fedrecall.algorithms.fedcad:FedCAD",
         "fedssd": "fedrecall.algorithms.fedssd:FedSSD",
         "fedseq": "fedrecall.algorithms.fedseq:FedSeq",
+        "cwc": "fedrecall.algorithms.cwc:CWC",
+        "sfedkd": "fedrecall.algorithms.sfedkd:SFedKD",
+        "fedseq+aver": "fedrecall.algorithms.rivals:Aver",
+        "fedseq+ebkd": "fedrecall.algorithms.rivals:EBKD",
+        "fedseq+ca-mkd": "fedrecall.algorithms.rivals:CAMKD",
     },
 )
