@@ -174,25 +174,45 @@ class Experiment:
         """Play the rounds that are left."""
         backend = None
         try:
-            work = Work(self.algorithm, self.model, self.config.training, self.federation, self.config.seed)
-            for sink in self.sinks:
-                sink.begin(configs.as_dict(self.config), self.history)
-            with self._signals():
-                if len(self.history) < self.config.rounds:
-                    backend = open_backend(self.config.backend, work)
-                for round_number in range(len(self.history) + 1, self.config.rounds + 1):
-                    assert backend is not None
-                    self._round(round_number, backend)
-                    if self._stop is not None and round_number < self.config.rounds:
-                        raise Interrupted(self._stop, round_number)
+            self.begin()
+            with signals([self]):
+                if not self.finished:
+                    backend = open_backend(self.config.backend, self.work)
+                return rounds.drive(self.loop(), backend.map if backend is not None else lambda _: ())
         finally:
             if backend is not None:
                 backend.close()
-            for sink in self.sinks:
-                sink.end()
-            self.memories.close()
-            if self.folder is not None:
-                self.folder.release()
+            self.close()
+
+    @property
+    def finished(self) -> bool:
+        """Whether no round is left."""
+        return len(self.history) >= self.config.rounds
+
+    @property
+    def work(self) -> Work:
+        """What a backend needs to know of this run."""
+        return Work(
+            self.algorithm,
+            self.model,
+            self.config.training,
+            self.federation,
+            self.config.seed,
+            self._chain_count,
+            self.config.workers,
+        )
+
+    def begin(self) -> None:
+        """Tell the sinks that rounds will follow."""
+        for sink in self.sinks:
+            sink.begin(configs.as_dict(self.config), self.history)
+
+    def loop(self) -> rounds.Dialogue[Result]:
+        """The rounds that are left, as a dialogue with whoever makes the visits."""
+        while not self.finished:
+            yield from self._round(len(self.history) + 1)
+            if self._stop is not None and not self.finished:
+                raise Interrupted(self._stop, len(self.history))
         return Result(
             self.config,
             self.history,
@@ -202,19 +222,36 @@ class Experiment:
             self.folder.path if self.folder else None,
         )
 
-    def _round(self, number: int, backend: Any) -> None:
+    def ask_to_stop(self, signum: int) -> None:
+        """Stop after the round that is being played; asked twice, at once."""
+        if self._stop is not None:
+            raise KeyboardInterrupt
+        self._stop = signum
+
+    def close(self) -> None:
+        """Let go of the run folder and tell the sinks."""
+        for sink in self.sinks:
+            sink.end()
+        self.memories.close()
+        if self.folder is not None:
+            self.folder.release()
+
+    @property
+    def _chain_count(self) -> int:
+        return self.config.chains or (1 if self.algorithm.sequential else self.config.sampled)
+
+    def _round(self, number: int) -> rounds.Dialogue[None]:
         config, clock = self.config, Clock()
         before: Weights = self.server.weights
-        played = rounds.play(
+        played = yield from rounds.walk(
             self.algorithm,
             self.model,
             self.server,
             self.memories,
-            backend,
             self.federation.auxiliary,
             population=len(self.federation),
             sampled=rounds.sample(len(self.federation), config.sampled, config.seed, number),
-            chain_count=config.chains or (1 if self.algorithm.sequential else config.sampled),
+            chain_count=self._chain_count,
             round_number=number,
         )
         failures = [v.failure for v in played.visits if v.failure is not None]
@@ -287,24 +324,24 @@ class Experiment:
             used = self.folder.save(Checkpoint(number, trees.arrays(self.server), saved))
             self.memories.prune(used)
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM lets the round finish; a second one stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
 
-        def ask(signum: int, _frame: Any) -> None:
-            if self._stop is not None:
-                raise KeyboardInterrupt
-            self._stop = signum
+@contextmanager
+def signals(experiments: Sequence[Experiment]) -> Iterator[None]:
+    """The first SIGINT or SIGTERM lets the round finish; a second one stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
-        old = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for signum, handler in old.items():
-                signal.signal(signum, handler)
+    def ask(signum: int, _frame: Any) -> None:
+        for experiment in experiments:
+            experiment.ask_to_stop(signum)
+
+    old = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in old.items():
+            signal.signal(signum, handler)
 
 
 class Clock:
@@ -323,8 +360,8 @@ class Clock:
 def federate(
     config: Config, dataset: Dataset, algorithm: FedAvg, folder: RunFolder | None = None
 ) -> Federation:
-    """Divide the data set as the config says, or as the run folder has it."""
-    labels = dataset.train.y.numpy()
+    """Divide the data set as the config says, or as the run folder has it, on the config's device."""
+    labels = dataset.train.y.cpu().numpy()
     seed = config.seed if config.partition_seed is None else config.partition_seed
     per_class = config.auxiliary_per_class
     per_class = algorithm.auxiliary_per_class if per_class is None else per_class
@@ -342,6 +379,7 @@ def federate(
         split = PARTITIONS.make(config.partition).split(labels[rest], config.clients, seed)
         parts = [rest[part] for part in split]
     augmentation = Augmentation.parse(config.augmentation or "none")
+    dataset = dataset.to(device_of(config))
     return Federation(dataset, parts, augmentation, DTYPES[config.precision], auxiliary)
 
 
@@ -355,12 +393,25 @@ def describe(federation: Federation) -> tuple[Sequence[np.ndarray], dict[str, An
     }
 
 
+def device_of(config: Config) -> torch.device:
+    """Where a run computes: ``auto`` is the GPU if there is one and the backend is for one."""
+    if config.device == "auto":
+        fit = torch.cuda.is_available() and config.backend in ("auto", "vectorised")
+        return torch.device("cuda" if fit else "cpu")
+    device = torch.device(config.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("device = 'cuda': torch finds no GPU here; use cpu, or auto.")
+    if device.type == "cuda" and config.backend not in ("auto", "vectorised", "serial"):
+        raise UserError(f"backend = {config.backend!r} trains on the CPU; for a GPU use vectorised.")
+    return device
+
+
 def make_model(config: Config, dataset: Dataset, algorithm: FedAvg) -> Model:
     """The config's network with the initial weights that its seed gives."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(streams.key(config.seed, "model"))
         module = algorithm.equip(build(config.model, dataset.shape, dataset.classes))
-    module = module.to(DTYPES[config.precision])
+    module = module.to(device_of(config), DTYPES[config.precision])
     return Model(module, compute=torch.bfloat16 if config.precision == "bfloat16" else None)
 
 

@@ -1,8 +1,8 @@
 """One round: sample clients, walk the grid of chains and links, aggregate. The only loop over clients."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,21 @@ def sample(population: int, count: int, seed: int, round_number: int) -> list[in
     return [int(k) for k in stream.choice(population, count, replace=False)]
 
 
+T = TypeVar("T")
+Dialogue = Generator[Sequence[Job], Iterable[Visit], T]
+"""Asks for visits, is sent them in the order of the jobs, and asks again; returns a T in the end."""
+
+
+def drive(dialogue: Dialogue[T], answer: Callable[[Sequence[Job]], Iterable[Visit]]) -> T:
+    """Answer a dialogue to its end."""
+    try:
+        jobs = next(dialogue)
+        while True:
+            jobs = dialogue.send(answer(jobs))
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+
+
 def play(
     algorithm: FedAvg,
     model: Model,
@@ -49,7 +64,37 @@ def play(
     chain_count: int,
     round_number: int,
 ) -> Round:
-    """Play one round with these clients in ``chain_count`` chains of nearly equal length."""
+    """Play one round on a backend."""
+    asking = walk(
+        algorithm,
+        model,
+        server,
+        memories,
+        auxiliary,
+        population=population,
+        sampled=sampled,
+        chain_count=chain_count,
+        round_number=round_number,
+    )
+    return drive(asking, backend.map)
+
+
+def walk(
+    algorithm: FedAvg,
+    model: Model,
+    server: Any,
+    memories: Memories,
+    auxiliary: ClientData | None,
+    *,
+    population: int,
+    sampled: Sequence[int],
+    chain_count: int,
+    round_number: int,
+) -> Dialogue[Round]:
+    """One round with these clients in ``chain_count`` chains of nearly equal length.
+
+    It asks for the visits of one link at a time, whoever makes them.
+    """
     order = list(algorithm.arrange(sampled, round_number))
     chains = [[int(k) for k in part] for part in np.array_split(order, chain_count)]
     down = algorithm.broadcast(model, server, auxiliary)
@@ -63,7 +108,7 @@ def play(
                 memory = memories.get(chain[link], partial(algorithm.remember, downs[g].weights))
                 jobs.append(Job(g, chain[link], round_number, downs[g], memory))
                 bytes_down += trees.size_in_bytes(downs[g])
-        for job, visit in zip(jobs, backend.map(jobs), strict=True):
+        for job, visit in zip(jobs, (yield jobs), strict=True):
             visits[job.chain].append(visit)
             if visit.failure is None:
                 bytes_up += trees.size_in_bytes(visit.up)

@@ -117,9 +117,8 @@ def visit(
         algorithm, model, recipe, data, down, memory, seed=seed, round_number=round_number, client=client
     )
     batches = data.training_batches(begun.draws, recipe.batch_size)
-    state, losses = train(
-        stepper(algorithm, model, begun.sgd), begun.state, begun.anchor, batches, begun.draws.key
-    )
+    key = begun.draws.key.to(data.y.device)
+    state, losses = train(stepper(algorithm, model, begun.sgd), begun.state, begun.anchor, batches, key)
     return end(algorithm, model, begun, state, losses, round_number)
 
 

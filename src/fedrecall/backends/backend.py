@@ -30,6 +30,10 @@ class Work:
     recipe: Recipe
     federation: Federation
     seed: int
+    chains: int = 1
+    """Chains that train side by side."""
+    workers: int | None = None
+    """How many workers, where a backend has them; by default what the machine has."""
 
 
 class Backend(Protocol):

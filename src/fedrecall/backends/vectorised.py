@@ -341,7 +341,7 @@ class Recorded:
 
     def __init__(self, algorithm: FedAvg, model: Model, plan: Plan, stack: Stack):
         self._inputs: Stack = trees.detached(stack)
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):  # once for real, so that libraries choose their kernels
             warm: Stack = trees.detached(stack)

@@ -84,6 +84,7 @@ class ClientData:
 
     def training_batches(self, draws: Draws, size: int) -> Iterator[Batch]:
         """Every epoch's batches in order; the last one of an epoch may be smaller."""
+        draws = trees.transform(lambda d: d.to(self.x.device), draws)
         for epoch in range(len(draws.order)):
             for start in range(0, len(self), size):
                 rows = slice(start, start + size)

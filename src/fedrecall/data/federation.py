@@ -51,10 +51,11 @@ class Federation:
     @property
     def counts(self) -> np.ndarray:
         """Examples of each class at each client, [N, C]."""
-        return label_counts(self.dataset.train.y.numpy(), self.parts, self.dataset.classes)
+        return label_counts(self.dataset.train.y.cpu().numpy(), self.parts, self.dataset.classes)
 
     def _data(self, part: np.ndarray, augmentation: Augmentation) -> ClientData:
-        index, train, d = torch.from_numpy(part), self.dataset.train, self.dataset
+        train, d = self.dataset.train, self.dataset
+        index = torch.from_numpy(part).to(train.y.device)
         return ClientData(train.x[index], train.y[index], d.classes, d.mean, d.std, augmentation, self.dtype)
 
 

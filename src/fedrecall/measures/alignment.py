@@ -78,7 +78,7 @@ def preferences(
             answered = (one_hot.T @ neurons).cpu()  # [C, neurons]
             sums[name] = sums[name] + answered if name in sums else answered
     counts = data.counts.double().cpu().clamp(min=1)
-    return {name: preferred((total / counts[:, None]).numpy()) for name, total in sums.items()}
+    return {name: preferred((total / counts[:, None]).cpu().numpy()) for name, total in sums.items()}
 
 
 def preferred(mean_activations: np.ndarray) -> np.ndarray:

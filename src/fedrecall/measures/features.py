@@ -27,7 +27,7 @@ def features(model: Model, weights: Weights, data: LocalData) -> Features:
     for batch in data.batches():
         values.append(model.frozen_output(weights, batch.x).features.flatten(1).cpu())
         labels.append(batch.y.cpu())
-    return Features(torch.cat(values).numpy(), torch.cat(labels).numpy())
+    return Features(torch.cat(values).cpu().numpy(), torch.cat(labels).cpu().numpy())
 
 
 def tsne(values: np.ndarray, seed: int = 0, perplexity: float = 30.0) -> np.ndarray:

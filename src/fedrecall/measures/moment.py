@@ -50,7 +50,7 @@ class Moment:
 
     def distribution(self, client: int) -> np.ndarray:
         """A client's label distribution p^k."""
-        return np.asarray(self.federation.client(client).distribution.numpy())
+        return np.asarray(self.federation.client(client).distribution.cpu().numpy())
 
 
 @dataclass(frozen=True)

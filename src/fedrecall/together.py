@@ -1,0 +1,72 @@
+"""Several runs at once: their rounds in step, the visits of all of them as one stack.
+
+A round of one federation is often too small a piece of work for a GPU. Runs that differ only in
+seed, partition, learning rate and the like (a comparison's repetitions) are trained as one stack;
+those that differ in algorithm, network or data set take turns. Every run is what it would have
+been alone: the same experiments, the same loop over rounds, the same run folders.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedrecall.backends.backend import Job
+from fedrecall.backends.vectorised import Options, Vectorised
+from fedrecall.config import Config
+from fedrecall.errors import UserError
+from fedrecall.experiment import Experiment, Interrupted, Result, signals
+
+
+def run_together(experiments: Sequence[Experiment], options: Options | None = None) -> list[Result]:
+    """Play all rounds of all experiments, on the device that their configs name.
+
+    The first one that fails stops all of them; like after a signal, each can be resumed from its
+    last checkpoint.
+    """
+    backends: dict[int, Vectorised] = {}
+    groups = group([e.config for e in experiments])
+    results: dict[int, Result] = {}
+    stopped: Interrupted | None = None
+    try:
+        for experiment in experiments:
+            experiment.begin()
+        loops = {i: e.loop() for i, e in enumerate(experiments)}
+        answers: dict[int, Any] = dict.fromkeys(loops)  # a dialogue's first answer is None
+        with signals(experiments):
+            while answers:
+                asked: dict[int, Sequence[Job]] = {}
+                for i, answer in answers.items():
+                    try:
+                        asked[i] = loops[i].send(answer)
+                    except StopIteration as done:
+                        results[i] = done.value
+                    except Interrupted as interrupted:  # the others finish their rounds, too
+                        stopped = interrupted
+                answers = {}
+                for number, members in enumerate(groups):
+                    tasks = [(i, job) for i in members for job in asked.get(i, ())]
+                    if not tasks:
+                        continue
+                    if number not in backends:
+                        backends[number] = Vectorised(experiments[members[0]].work, options)
+                    made = backends[number].map_all([(experiments[i].work, job) for i, job in tasks])
+                    for (i, _), visit in zip(tasks, made, strict=True):
+                        answers.setdefault(i, []).append(visit)
+    finally:
+        for backend in backends.values():
+            backend.close()
+        for experiment in experiments:
+            experiment.close()
+    if stopped is not None:
+        raise stopped
+    return [results[i] for i in range(len(experiments))]
+
+
+def group(configs: Sequence[Config]) -> list[list[int]]:
+    """Which runs can be one stack: what they compute in a step must be the same."""
+    groups: dict[str, list[int]] = {}
+    for i, c in enumerate(configs):
+        if c.backend not in ("auto", "vectorised"):
+            raise UserError(f"runs together are trained by the vectorised backend, not by {c.backend!r}.")
+        step = (c.algorithm, c.model, c.dataset, c.augmentation, c.precision, c.training.batch_size, c.device)
+        groups.setdefault(repr(step), []).append(i)
+    return list(groups.values())
