@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedrecall.data.client import ClientData
+from fedrecall.measures import accuracy as A
+from fedrecall.models.model import Model
+
+# Class 0: 3 of 4 right; class 1: 1 of 2 right; class 2 never occurs.
+CONFUSION = np.array([[3, 1, 0], [0, 1, 1], [0, 0, 0]])
+
+
+def test_accuracies_of_a_confusion_matrix():
+    assert A.accuracy(CONFUSION) == pytest.approx(4 / 6)
+    assert A.class_accuracy(CONFUSION) == pytest.approx([0.75, 0.5, 0.0])
+
+
+def test_credibility_rows_are_shares_of_each_true_class():
+    expected = [[0.75, 0.25, 0], [0, 0.5, 0.5], [0, 0, 0]]
+    assert A.credibility(CONFUSION) == pytest.approx(np.array(expected))
+
+
+def test_forgetting_by_hand():
+    # Best before the end: 0.8 and 0.6; at the end 0.5 and 0.9: (0.3 - 0.3) / 2; the last round's own
+    # peak does not count, so that class 1 forgets -0.3.
+    history = np.array([[0.8, 0.1], [0.2, 0.6], [0.5, 0.9]])
+    assert A.forgetting(history) == pytest.approx(0.0)
+    history[-1] = [0.1, 0.1]
+    assert A.forgetting(history) == pytest.approx((0.7 + 0.5) / 2)
+    assert A.forgetting(history[:1]) == 0
+
+
+def test_consistency_is_a_cosine():
+    assert A.consistency(np.array([1.0, 0.0]), np.array([1.0, 1.0])) == pytest.approx(0.5**0.5)
+    assert A.consistency(np.array([0.2, 0.4]), np.array([0.1, 0.2])) == pytest.approx(1)
+    assert A.consistency(np.array([1.0, 0.0]), np.array([0.0, 1.0])) == 0
+    assert A.consistency(np.zeros(2), np.ones(2)) == 0
+
+
+def test_normalised_sums_to_one_in_every_round():
+    found = A.normalised(np.array([[0.2, 0.6], [0.0, 0.0]]))
+    assert found == pytest.approx(np.array([[0.25, 0.75], [0.5, 0.5]]))
+
+
+def test_in_and_out_local_by_hand():
+    p, a = np.array([0.5, 0.5, 0.0]), np.array([0.8, 0.6, 0.1])
+    assert A.in_local(p, a) == pytest.approx(0.7)
+    assert A.out_local(p, a) == pytest.approx(0.25 * 0.8 + 0.25 * 0.6 + 0.5 * 0.1)
+
+
+def test_uniform_clients_have_no_outside():
+    p, a = np.full(4, 0.25), np.array([0.1, 0.4, 0.9, 0.2])
+    assert A.in_local(p, a) == pytest.approx(A.out_local(p, a)) == pytest.approx(a.mean())
+
+
+def test_evaluate_counts_every_example_once_whatever_the_batch():
+    # The model's logits are its input: the prediction is the larger of the two pixels.
+    module = nn.Flatten()
+    x = torch.tensor([[2.0, 1.0], [0.0, 3.0], [5.0, 4.0], [0.0, 1.0], [1.0, 0.0]])
+    y = torch.tensor([0, 1, 1, 1, 0])
+    data = ClientData(x, y, 2, torch.zeros(2), torch.ones(2), dtype=torch.float64)
+    model = Model(module)
+    expected = -torch.log_softmax(x.double(), 1)[range(5), y].mean()
+    for batch in (1, 2, 5, 100):
+        found = A.evaluate(model, model.initial(), data, batch)
+        assert found.confusion.tolist() == [[2, 0], [1, 2]]
+        assert found.loss == pytest.approx(float(expected), rel=1e-12)

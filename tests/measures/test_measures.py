@@ -1,0 +1,176 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedrecall import specs
+from fedrecall.measures import MEASURES
+from fedrecall.measures.alignment import SILENT, alignment, preferences, preferred
+from fedrecall.measures.divergence import distribution_distance, weight_divergence
+from fedrecall.measures.diversity import full_gradient, gradient_diversity
+from fedrecall.measures.moment import Measure
+
+CLEAR = {"landscape": {"examples": 6, "draws": 1, "sizes": (0.0, 0.1)}}
+
+
+@pytest.mark.parametrize("name", list(MEASURES))
+def test_every_measure_makes_json_and_explains_its_options(name, moment):
+    measure = MEASURES.make({"name": name, **CLEAR.get(name, {})})
+    assert isinstance(measure, Measure)
+    assert type(measure).__doc__
+    assert all(f.doc for f in specs.fields(type(measure)))
+    assert MEASURES.make(f"{name}:7").every == 7
+    found = measure(moment)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_locals(moment):
+    found = MEASURES.make("locals")(moment)
+    assert found["clients"] == [0, 1]  # the failed visit is left out
+    assert found["local_accuracy"] == pytest.approx([1 / 3, 1])
+    assert found["local_average_accuracy"] == pytest.approx(2 / 3)
+    # Client 0 holds (3/4, 1/4, 0), so outside (1/8, 3/8, 4/8); it gets only class 2 right afterwards.
+    assert found["in_local"]["before"] == pytest.approx([1, 1])
+    assert found["in_local"]["local"] == pytest.approx([0, 1])
+    assert found["out_local"]["local"] == pytest.approx([0.5, 1])
+    # The aggregate has classes 0 and 2 right (its logits tie on class 0, and the first one wins).
+    assert found["in_local"]["after"] == pytest.approx([0.75, 1])
+    assert found["out_local"]["after"] == pytest.approx([1 / 8 + 1 / 2, 0.5])
+    assert found["class_accuracy"] == [[0, 0, 1], [1, 1, 1]]
+
+
+def test_personal(moment):
+    found = MEASURES.make("personal")(moment)
+    assert found["train_before"] == [1, 1]
+    assert found["train"] == [0, 1]
+    assert found["personalised"] == [0, 1]
+
+
+def test_confusion_and_credibility(moment):
+    found = MEASURES.make("confusion:locals=true")(moment)
+    assert found["global"] == [[2, 0, 0], [2, 0, 0], [0, 0, 2]]
+    assert found["credibility"] == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]  # one auxiliary example a class
+    assert found["locals"][0] == [[0, 2, 0], [2, 0, 0], [0, 0, 2]]
+
+
+def test_divergence(moment):
+    found = MEASURES.make("divergence")(moment)
+    assert found["weights"] == [4, 0]  # EYE to SWAP changes four entries by one
+    # The model before knows all classes equally, 1/3 each; |3/4 - 1/3| + |1/4 - 1/3| + 1/3, and 2/3 twice.
+    assert found["distribution"] == pytest.approx([5 / 12 + 1 / 12 + 4 / 12, 4 / 3])
+
+
+def test_distances_are_those_of_plain_numpy(moment):
+    a, b = np.array([0.1, 0.3, 0.6]), np.array([0.5, 0.5, 0.0])
+    assert distribution_distance(a * 0.7, b) == pytest.approx(0.4 + 0.2 + 0.6)
+    assert weight_divergence(moment.before, moment.after) == 2
+
+
+def test_alignment_of_a_round(moment):
+    found = MEASURES.make("alignment")(moment)
+    assert set(found["layers"]) == {"fc1", "fc2"}  # the last two fully connected layers
+    fc1, fc2 = found["layers"]["fc1"], found["layers"]["fc2"]
+    assert fc1["local"] == [1, 1]
+    assert fc1["next_global"] == 1
+    assert fc2["local"] == pytest.approx([1 / 3, 1])  # the two swapped neurons mean another class now
+    assert fc2["local_mean"] == pytest.approx(2 / 3)
+    # In `after` neuron 0 and neuron 1 both answer to class 0.
+    assert fc2["next_global"] == pytest.approx(2 / 3)
+    only = MEASURES.make("alignment:layers=fc1")(moment)
+    assert set(only["layers"]) == {"fc1"}
+
+
+def test_preferred_class_takes_the_nonlinearity_and_mean_into_account(moment):
+    from tests.measures.conftest import EYE, weights
+
+    # Neuron 0 is 1 on class 0, neuron 1 is negative on class 1 (so silent), neuron 2 larger on 1 than 2.
+    model = weights([[1.0, 0, 0], [0, -1, 0], [0, 2, 1]], EYE)
+    found = preferences(moment.model, model, moment.federation.test, ("fc1",))
+    assert found["fc1"].tolist() == [0, SILENT, 1]
+
+
+def test_a_channel_of_a_convolution_is_one_neuron():
+    from torch import nn
+
+    from fedrecall.data.client import ClientData
+    from fedrecall.models.model import Model
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(1, 2, 1, bias=False)
+            self.head = nn.Sequential(nn.Flatten(), nn.Linear(8, 2))
+
+        def forward(self, x):
+            return self.head(self.conv(x))
+
+    model = Model(Net())
+    start = model.initial()
+    start.params["conv.weight"][:] = torch.tensor([1.0, -1.0]).view(2, 1, 1, 1)
+    x = torch.tensor([[[[0.0, 0], [0, 1]]], [[[2.0, 2], [2, 2]]]])  # class 1 is brighter than class 0
+    data = ClientData(x, torch.tensor([0, 1]), 2, torch.zeros(1), torch.ones(1))
+    assert preferences(model, start, data, ("conv",))["conv"].tolist() == [1, 0]
+
+
+def test_silent_neurons_neither_agree_nor_hide_a_change():
+    assert preferred(np.array([[0.0, 1.0], [0.0, 3.0]])).tolist() == [SILENT, 1]
+    a, b = np.array([0, 1, SILENT, SILENT]), np.array([0, 2, SILENT, 1])
+    assert alignment(a, b) == pytest.approx(1 / 3)
+    assert alignment(np.array([SILENT]), np.array([SILENT])) == 1
+
+
+def test_full_gradient_is_that_of_the_whole_data_at_once(moment):
+    data = moment.federation.client(0)
+    w = {n: p.clone().requires_grad_() for n, p in moment.after.params.items()}
+    x, y = moment.federation.dataset.train.x[:4].double(), torch.tensor([0, 0, 0, 1])
+    logits = torch.relu(x @ w["fc1.weight"].T) @ w["fc2.weight"].T
+    loss = torch.nn.functional.cross_entropy(logits, y)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*w.values()])])
+    assert full_gradient(moment.model, moment.after, data) == pytest.approx(expected.numpy(), abs=1e-14)
+
+
+def test_diversity_of_orthogonal_opposite_and_equal_gradients():
+    e = torch.eye(4, dtype=torch.float64)
+    # Orthogonal and of one length, K of them: mean square 1, square of the mean 1/K.
+    assert gradient_diversity(iter(e))[0] == pytest.approx(4)
+    assert gradient_diversity(iter([e[0], e[0], e[0]]))[0] == pytest.approx(1)
+    assert gradient_diversity(iter([e[0], -e[0]])) == (None, [1, 1])
+    # (3, 0) and (1, 4): mean square (9 + 17) / 2 = 13, mean (2, 2).
+    pair = [torch.tensor([3.0, 0]).double(), torch.tensor([1.0, 4]).double()]
+    assert gradient_diversity(iter(pair))[0] == pytest.approx(13 / 8)
+    assert all(torch.equal(g, h) for g, h in zip(e, torch.eye(4, dtype=torch.float64), strict=True))
+
+
+def test_proposition_1_diversity_falls_as_beta_grows():
+    # Class gradients orthogonal and of one length; client k has sum_c (p_c + beta p~_c) g_c. Shards of
+    # two classes for five clients, so that the global distribution is uniform as the proof asks.
+    classes, clients = 10, 5
+    p = np.zeros((clients, classes))
+    for k in range(clients):
+        p[k, 2 * k : 2 * k + 2] = 0.5
+    outside = (1 - p) / (classes - 1)
+    values = []
+    for beta in np.linspace(0, classes / 2 - 1, 9):
+        gradients = [torch.from_numpy(row) for row in p + beta * outside]
+        values.append(gradient_diversity(gradients)[0])
+    assert all(a > b for a, b in zip(values, values[1:], strict=False))
+    assert values[0] == pytest.approx(0.5 / (classes * 0.1**2))
+    # The closed form, from the squares of each client's 2 own and 8 other entries.
+    beta = classes / 2 - 1
+    own, other = 0.5 + beta * 0.5 / 9, beta / 9
+    expected = (2 * own**2 + 8 * other**2) / (classes * ((1 + beta) / classes) ** 2)
+    assert values[-1] == pytest.approx(expected)
+
+
+def test_moment_works_each_evaluation_out_once(moment, monkeypatch):
+    from fedrecall.measures import moment as module
+
+    calls = []
+    real = module.evaluate
+    monkeypatch.setattr(module, "evaluate", lambda *a: calls.append(1) or real(*a))
+    for name in ("locals", "personal", "divergence"):
+        MEASURES.make(name)(moment)
+    assert len(calls) == 3  # two local models and the model before
+    assert math.isfinite(MEASURES.make("diversity")(moment)["diversity"])
