@@ -1,0 +1,172 @@
+"""Trees of tensors from one process to another on the same machine, without copying them twice.
+
+A parcel is a short pickle in which every tensor is a number, and one anonymous shared memory file
+that holds the tensors' bytes. The file has no name and goes from process to process as an open
+descriptor over a Unix socket, so nothing is left behind however a process dies, and nobody else
+can reach it: what is unpickled here was pickled by another process of the same run.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import socket
+import struct
+import tempfile
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_ALIGNED = 64
+_HEADER = struct.Struct("!QQ")  # bytes of pickle, bytes of tensors
+
+
+class Unsendable(TypeError):
+    """Something that another process could not find: it was defined in a prompt or a script's body."""
+
+
+class Parcel(NamedTuple):
+    """What `Channel.send` sends; the descriptor is the sender's to close, with `drop`."""
+
+    structure: bytes
+    descriptor: int
+    size: int
+
+    def drop(self) -> None:
+        """Give the memory back; whoever has received it keeps it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO):
+        super().__init__(file, protocol=5)
+        self.tensors: list[Tensor] = []
+        self.size = 0
+        self._places: dict[int, tuple[Any, ...]] = {}
+
+    def persistent_id(self, value: Any) -> Any:
+        if type(value) is not Tensor:  # a Parameter is taken apart until its data is a Tensor
+            return None
+        if id(value) not in self._places:
+            self.tensors.append(value)  # which also keeps the id taken
+            last = value.dim() == 4 and not value.is_contiguous()
+            last = last and value.is_contiguous(memory_format=torch.channels_last)
+            shape = tuple(value.permute(0, 2, 3, 1).shape if last else value.shape)
+            self._places[id(value)] = (self.size, value.dtype, shape, last)
+            self.size += -(-value.numel() * value.element_size() // _ALIGNED) * _ALIGNED
+        return self._places[id(value)]
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, (type, FunctionType)) and value.__module__ == "__main__":
+            raise Unsendable(f"{value.__qualname__} is defined in the script that was started or in a prompt")
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, memory: mmap.mmap | None):
+        super().__init__(file)
+        self._bytes = None if memory is None else torch.frombuffer(memory, dtype=torch.uint8)
+
+    def persistent_load(self, place: Any) -> Tensor:
+        start, dtype, shape, last = place
+        size = torch.Size(shape).numel() * dtype.itemsize
+        if size == 0 or self._bytes is None:
+            return torch.empty(shape, dtype=dtype)
+        found = self._bytes[start : start + size].view(dtype).view(shape)
+        return found.permute(0, 3, 1, 2) if last else found
+
+
+def pack(value: Any) -> Parcel:
+    """Copy a value's tensors into shared memory, and pickle the rest."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    try:
+        pickler.dump(value)
+    except (pickle.PicklingError, AttributeError) as error:
+        raise Unsendable(str(error)) from error
+    if not pickler.size:
+        return Parcel(file.getvalue(), -1, 0)
+    descriptor = _anonymous()
+    try:
+        os.ftruncate(descriptor, pickler.size)
+        room = torch.frombuffer(mmap.mmap(descriptor, pickler.size), dtype=torch.uint8)
+        for tensor in pickler.tensors:
+            start, dtype, shape, last = pickler.persistent_id(tensor)
+            flat = (tensor.permute(0, 2, 3, 1) if last else tensor).detach()
+            size = flat.numel() * flat.element_size()
+            if size:
+                room[start : start + size].view(dtype).view(shape).copy_(flat)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return Parcel(file.getvalue(), descriptor, pickler.size)
+
+
+def unpack(parcel: Parcel) -> Any:
+    """The value; its tensors lie in the shared memory, and writing to them copies the page first."""
+    memory = None
+    if parcel.size:
+        memory = mmap.mmap(parcel.descriptor, parcel.size, flags=mmap.MAP_PRIVATE)
+        parcel.drop()
+    return _Unpickler(io.BytesIO(parcel.structure), memory).load()
+
+
+def _anonymous() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("fedrecall", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class Channel:
+    """Parcels over one end of a Unix socket pair; EOFError when the other end is gone."""
+
+    def __init__(self, end: socket.socket):
+        self._end = end
+
+    def fileno(self) -> int:
+        """For ``select``."""
+        return self._end.fileno()
+
+    def send(self, parcel: Parcel) -> None:
+        """Send it; the receiver gets a descriptor of its own."""
+        header = _HEADER.pack(len(parcel.structure), parcel.size)
+        try:
+            if parcel.size:
+                sent = socket.send_fds(self._end, [header], [parcel.descriptor])
+            else:
+                sent = self._end.send(header)
+            self._end.sendall(header[sent:] + parcel.structure)
+        except OSError as error:
+            raise EOFError from error
+
+    def receive(self) -> Parcel:
+        """Wait for the next parcel."""
+        try:
+            header, descriptors, _, _ = socket.recv_fds(self._end, _HEADER.size, 1)
+            if not header:
+                raise EOFError
+            header += self._exactly(_HEADER.size - len(header))
+            length, size = _HEADER.unpack(header)
+            return Parcel(self._exactly(length), descriptors[0] if size else -1, size)
+        except OSError as error:
+            raise EOFError from error
+
+    def close(self) -> None:
+        """Hang up."""
+        self._end.close()
+
+    def _exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            part = self._end.recv(count)
+            if not part:
+                raise EOFError
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)

@@ -1,0 +1,397 @@
+"""The fast backend on CPUs: persistent worker processes of one thread each.
+
+A small network trains faster on one thread than on several, so a link of several visits is
+divided among workers, the longest visit first, each worker taking the next when it is done. A link
+of one visit (sequential learning) is trained in this process with all its threads. Which of the
+two it is depends on the link alone, so results do not depend on the number of workers.
+
+Of the data a worker is given the rows of the client it visits, through shared memory: the data set
+is never copied. A worker that dies or stands still is replaced and its visit made again, with the
+same result, because all that is random about a visit is a function of seed, round and client.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from fedrecall import specs, trees
+from fedrecall.backends.backend import Job, Work
+from fedrecall.backends.parcels import Channel, Parcel, Unsendable, _anonymous, pack, unpack
+from fedrecall.backends.serial import Serial
+from fedrecall.backends.worker import Failed
+from fedrecall.errors import UserError
+from fedrecall.training import Visit
+
+ATTEMPTS = 3
+"""How often a visit may end its worker before the run is given up."""
+TICK = 0.5
+"""Seconds between looks at workers that are silent."""
+STILL = 60
+"""Ticks without a pulse after which a worker counts as stopped. In ticks of this process, not in
+seconds: when the machine sleeps or everything is suspended together, nobody is to blame."""
+PATIENCE = 600.0
+"""Seconds that any visit may take."""
+SLOWER = 30.0
+"""By how much a visit may be slower than the slowest so far, in time a step, after that."""
+
+_START = (
+    "import sys; sys.path[:] = {path}; from fedrecall.backends.worker import nursery; nursery({descriptor})"
+)
+
+
+class Gone(Exception):
+    """The nursery is no more."""
+
+
+class Nursery:
+    """The process that workers are forked from: one for all backends of this process, as it takes a
+    second or two to start. It ends with this process."""
+
+    _shared: ClassVar[Nursery | None] = None
+    _sharing: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def shared(cls) -> Nursery:
+        """The one there is, or a new one if it has ended or belongs to the process that forked this one."""
+        with cls._sharing:
+            held = cls._shared
+            if held is None or held._owner != os.getpid() or held._process.poll() is not None:
+                cls._shared = held = cls()
+                atexit.register(held.close)
+            return held
+
+    def __init__(self) -> None:
+        self._owner, self._lock = os.getpid(), threading.Lock()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            number = theirs.fileno()
+            command = _START.format(path=json.dumps(sys.path), descriptor=number)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", command],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | _ENVIRONMENT,
+            )
+        self._end = ours
+
+    def fork(self, *descriptors: int) -> int:
+        """The process id of a new worker that holds these descriptors."""
+        return self._ask(0, descriptors)
+
+    def bury(self, pid: int) -> int:
+        """Kill a worker if it still lives; what it died of (a signal is negative)."""
+        return self._ask(pid, ())
+
+    def close(self) -> None:
+        """End it, and with it every worker."""
+        self._end.close()
+        if self._owner == os.getpid():
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def _ask(self, order: int, descriptors: Sequence[int]) -> int:
+        with self._lock:
+            try:
+                socket.send_fds(self._end, [struct.pack("!q", order)], descriptors)
+                answer = self._end.recv(8, socket.MSG_WAITALL)
+            except OSError as error:
+                raise Gone from error
+        if len(answer) < 8:
+            raise Gone
+        return int(struct.unpack("!q", answer)[0])
+
+
+# One thread, and glibc keeps freed memory of a step for the next one instead of returning its pages.
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+
+
+class Worker:
+    """One worker as this process sees it."""
+
+    def __init__(self, nursery: Nursery, places: tuple[list[str], list[str]], work: Parcel):
+        ours, theirs = socket.socketpair()
+        pulse = _anonymous()
+        try:
+            os.ftruncate(pulse, 8)
+            self._pulse = mmap.mmap(pulse, 8)
+            with theirs:
+                self.pid = nursery.fork(theirs.fileno(), pulse)
+        finally:
+            os.close(pulse)
+        self.channel = Channel(ours)
+        self.down: Any = None
+        self.place: int | None = None
+        """The job at work, by its place in the link; None when idle."""
+        self.ready = False
+        """Whether it has said that it understood the work."""
+        self.since = 0.0
+        self._seen, self._still = b"", 0
+        self.channel.send(pack(places))
+        self.channel.send(work)
+
+    def stands_still(self) -> bool:
+        """Whether the pulse has been missing for too many ticks; to be asked once a tick."""
+        now = bytes(self._pulse[:8])
+        self._still = 0 if now != self._seen else self._still + 1
+        self._seen = now
+        return self._still >= STILL
+
+
+class Processes:
+    """Visits side by side on the cores of this machine."""
+
+    def __init__(self, work: Work):
+        self.work = work
+        self.count = work.workers or cores()
+        self._serial = Serial(work)
+        # Where a worker finds the code: what can be imported, and files that were loaded by path.
+        self._places = (list(sys.path), [str(path) for path in specs._loaded_files])
+        try:
+            self._parcel = pack((work.algorithm, work.model, work.recipe, work.seed))
+        except Unsendable as error:
+            raise UserError(
+                f"worker processes cannot load your algorithm or model: {error}; put it into a file of its "
+                "own and name it as file.py:Class, or use the serial backend."
+            ) from error
+        self._workers: list[Worker] = []
+        self._pace = 0.0
+        self._ticked = 0.0
+        self._nursery: Nursery | None = Nursery.shared()
+
+    def map(self, jobs: Sequence[Job]) -> Iterator[Visit]:
+        """The visits in the order of their jobs."""
+        if len(jobs) < 2:
+            yield from self._serial.map(jobs)
+            return
+        link = _Link(self.work, jobs)
+        try:
+            for place in range(len(jobs)):
+                while True:
+                    self._hand_out(link)
+                    if place in link.visits:
+                        break
+                    self._wait(link)
+                yield link.visits.pop(place)
+        finally:
+            for worker in [w for w in self._workers if w.place is not None]:
+                self._bury(worker)
+            link.close()
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in list(self._workers):
+            self._bury(worker)
+        if self._nursery is not None:
+            self._nursery = None
+            self._parcel.drop()
+
+    def _hand_out(self, link: _Link) -> None:
+        """Give every idle worker the longest visit that waits."""
+        while link.waiting:
+            place = link.waiting[0]
+            busy = [w for w in self._workers if w.place is not None]
+            # What ended a worker before may have done so for lack of memory: the last time it is alone.
+            alone = any(link.ended[p] >= ATTEMPTS - 1 for p in (place, *(w.place for w in busy)))
+            if busy and (alone or len(busy) >= self.count):
+                return
+            idle = [w for w in self._workers if w.place is None]
+            if not idle:
+                try:
+                    idle = [self._hire()]
+                except (Gone, EOFError):
+                    link.nurseries += 1
+                    if link.nurseries > ATTEMPTS:
+                        raise UserError(
+                            "worker processes could not be started; their messages are above. Use the "
+                            "serial backend if this machine forbids them."
+                        ) from None
+                    self._restart()
+                    link.waiting.extendleft(reversed(link.lost(self._workers)))
+                    continue
+            worker = idle[0]
+            try:
+                link.send(worker, place)
+            except EOFError:  # it died idle
+                self._bury(worker)
+                continue
+            link.waiting.popleft()
+
+    def _wait(self, link: _Link) -> None:
+        """Take in what comes within a tick; see after those of whom nothing comes."""
+        busy = [w for w in self._workers if w.place is not None]
+        speaking, _, _ = select.select([w.channel for w in busy], [], [], TICK)
+        now = time.monotonic()
+        tick = now - self._ticked >= TICK
+        if tick:
+            self._ticked = now
+        for worker in busy:
+            assert worker.place is not None
+            place = worker.place
+            if worker.channel in speaking:
+                try:
+                    answer = unpack(worker.channel.receive())
+                except EOFError:
+                    self._lost(worker, link, self._bury(worker))
+                    continue
+                if isinstance(answer, Failed):
+                    worker.place = None
+                    raise_again(answer)
+                if not worker.ready:
+                    worker.ready = True
+                    continue
+                worker.place = None
+                seconds = time.monotonic() - worker.since
+                self._pace = max(self._pace, seconds / link.steps(place))
+                link.take(place, answer)
+            elif tick and (worker.stands_still() or self._too_long(worker, link.steps(place))):
+                self._bury(worker)
+                self._lost(worker, link, 0)
+
+    def _too_long(self, worker: Worker, steps: int) -> bool:
+        allowed = max(PATIENCE, SLOWER * self._pace * steps) if self._pace else float("inf")
+        return time.monotonic() - worker.since > allowed
+
+    def _lost(self, worker: Worker, link: _Link, status: int) -> None:
+        """Have a visit made again whose worker is no more."""
+        assert worker.place is not None
+        link.ended[worker.place] += 1
+        if link.ended[worker.place] >= ATTEMPTS:
+            client = link.jobs[worker.place].client
+            raise UserError(
+                f"the visit of client {client} ended its worker process {ATTEMPTS} times, the last time "
+                f"{_cause(status)}: use fewer workers or smaller batches if memory ran out, or the serial "
+                "backend to see what happens."
+            )
+        link.waiting.appendleft(worker.place)
+
+    def _hire(self) -> Worker:
+        if self._nursery is None:
+            raise UserError("this backend was closed.")
+        worker = Worker(self._nursery, self._places, self._parcel)
+        self._workers.append(worker)
+        return worker
+
+    def _bury(self, worker: Worker) -> int:
+        worker.channel.close()
+        if worker in self._workers:
+            self._workers.remove(worker)
+        with suppress(Gone):
+            if self._nursery is not None:
+                return self._nursery.bury(worker.pid)
+        return 0
+
+    def _restart(self) -> None:
+        """A new nursery in place of one that was killed."""
+        if self._nursery is not None:
+            self._nursery.close()
+        self._nursery = Nursery.shared()
+
+
+class _Link:
+    """The jobs of one link on their way."""
+
+    def __init__(self, work: Work, jobs: Sequence[Job]):
+        self.work, self.jobs = work, jobs
+        sizes = [work.federation.size(job.client) for job in jobs]
+        self.waiting = deque(sorted(range(len(jobs)), key=lambda place: -sizes[place]))
+        self.visits: dict[int, Visit] = {}
+        self.ended: Counter[int | None] = Counter()
+        self.nurseries = 0
+        self._sizes = sizes
+        self._downs: dict[int, Parcel] = {}
+        self._uses = Counter(id(job.down) for job in jobs)
+
+    def steps(self, place: int) -> int:
+        """Batches in a visit, at least one."""
+        return max(1, self.work.recipe.steps(self._sizes[place]))
+
+    def lost(self, workers: list[Worker]) -> list[int]:
+        """The jobs of workers that ended with their nursery."""
+        places = [w.place for w in workers if w.place is not None]
+        for worker in workers:
+            worker.channel.close()
+        workers.clear()
+        return places
+
+    def send(self, worker: Worker, place: int) -> None:
+        """Send a job, and what the algorithm sends if the worker has not got it yet."""
+        job = self.jobs[place]
+        if worker.down is not job.down:
+            if id(job.down) not in self._downs:
+                self._downs[id(job.down)] = pack(("down", job.down))
+            worker.down = None
+            worker.channel.send(self._downs[id(job.down)])
+            worker.down = job.down
+        data = self.work.federation.client(job.client)
+        parcel = pack(("visit", data, job.memory, job.round, job.client))
+        try:
+            worker.channel.send(parcel)
+        finally:
+            parcel.drop()
+        worker.place, worker.since = place, time.monotonic()
+
+    def take(self, place: int, visit: Visit) -> None:
+        """Keep a result; what a client remembers may stay for long, so it leaves shared memory."""
+        self.visits[place] = visit._replace(memory=trees.detached(visit.memory))
+        down = self.jobs[place].down
+        self._uses[id(down)] -= 1
+        if not self._uses[id(down)]:
+            self._drop(id(down))
+
+    def close(self) -> None:
+        """Give back the memory of what was sent."""
+        for number in list(self._downs):
+            self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        parcel = self._downs.pop(number, None)
+        if parcel is not None:
+            parcel.drop()
+
+
+def cores() -> int:
+    """The processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def raise_again(failed: Failed) -> None:
+    """Raise what a worker raised, with where it did so."""
+    error = failed.error if failed.error is not None else RuntimeError(failed.text.strip().splitlines()[-1])
+    if not isinstance(error, UserError):
+        error.add_note(f"In a worker process:\n{failed.text}")
+    raise error
+
+
+def _cause(status: int) -> str:
+    if status < 0:
+        with suppress(ValueError):
+            return f"by {signal.Signals(-status).name}"
+        return f"by signal {-status}"
+    return f"with exit code {status}" if status else "without a sign of life"

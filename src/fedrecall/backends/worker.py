@@ -1,0 +1,164 @@
+"""The other side of the `processes` backend: a nursery that forks workers, and what a worker does.
+
+The nursery imports torch once, starts no thread and does no arithmetic, so that forking it is safe
+and takes milliseconds, which forking the user's process would not be. When the user's process
+ends, however it ends, the nursery reads an end of file, kills its workers and leaves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from mmap import mmap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedrecall import specs
+from fedrecall.backends.parcels import Channel, Parcel, Unsendable, pack, unpack
+from fedrecall.training import visit
+
+BEAT_SECONDS = 0.5
+
+
+class Failed(NamedTuple):
+    """An exception on its way to the user's process."""
+
+    error: BaseException | None
+    text: str
+
+
+def nursery(control: int) -> None:
+    """Fork a worker whenever asked to, until the other end hangs up."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)  # the user's process hears them and decides
+    gc.collect()
+    gc.freeze()  # what is here now stays shared between the workers
+    end = socket.socket(fileno=control)
+    workers: set[int] = set()
+    try:
+        while True:
+            order, descriptors, _, _ = socket.recv_fds(end, 8, 2)
+            if len(order) < 8:
+                return
+            (pid,) = struct.unpack("!q", order)
+            if pid == 0:
+                born = os.fork()
+                if born == 0:
+                    end.close()
+                    _live(*descriptors)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                workers.add(born)
+                end.sendall(struct.pack("!q", born))
+            else:
+                workers.discard(pid)
+                end.sendall(struct.pack("!q", _bury(pid)))
+    except OSError:
+        return
+    finally:
+        for pid in workers:
+            _bury(pid)
+
+
+def _bury(pid: int) -> int:
+    """Kill a child if it lives; what it died of, as a signal (negative) or an exit code."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return 0
+
+
+def _live(orders: int, pulse: int) -> None:
+    code = 1
+    try:
+        _die_with_parent()
+        torch.set_num_threads(1)
+        threading.Thread(target=_beat, args=(pulse,), daemon=True).start()
+        work(Channel(socket.socket(fileno=orders)))
+        code = 0
+    except EOFError:
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process, even a stopped one, when the nursery ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _beat(descriptor: int) -> None:
+    """Count up in shared memory: who sees the number stand still knows that this process does."""
+    memory = mmap(descriptor, 8)
+    os.close(descriptor)
+    count = 0
+    while True:
+        count += 1
+        memory[:8] = struct.pack("!Q", count)
+        time.sleep(BEAT_SECONDS)
+
+
+def work(channel: Channel) -> None:
+    """Make visits until the channel closes."""
+    sys.path[:], files = unpack(channel.receive())
+    fixed: Any = None
+    down: Any = None
+    while True:
+        parcel = channel.receive()
+        try:
+            if fixed is None:
+                for path in files:  # where a user's own classes are defined
+                    specs._load_file(Path(path), "worker")
+                fixed = unpack(parcel)
+                answer: Any = None
+            else:
+                kind, *rest = unpack(parcel)
+                if kind == "down":
+                    (down,) = rest
+                    continue
+                data, memory, round_number, client = rest
+                algorithm, model, recipe, seed = fixed
+                answer = visit(
+                    algorithm,
+                    model,
+                    recipe,
+                    data,
+                    down,
+                    memory,
+                    seed=seed,
+                    round_number=round_number,
+                    client=client,
+                )
+        except Exception as error:
+            answer = Failed(error, traceback.format_exc())
+        packed = _pack(answer)
+        del answer
+        channel.send(packed)
+        packed.drop()
+
+
+def _pack(answer: Any) -> Parcel:
+    try:
+        return pack(answer)
+    except Exception as error:
+        if isinstance(answer, Failed):  # an exception that cannot be pickled: its text can
+            return pack(Failed(None, answer.text))
+        kind = Unsendable if isinstance(error, Unsendable) else TypeError
+        return pack(Failed(kind(f"what the visit returned cannot be sent: {error}"), traceback.format_exc()))

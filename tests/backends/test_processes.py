@@ -1,0 +1,324 @@
+"""Processes return what serial returns, whatever happens to them."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedrecall import trees
+from fedrecall.algorithms.fedavg import FedAvg, Memory
+from fedrecall.algorithms.fedntd import FedNTD
+from fedrecall.backends import choose, open_backend, processes
+from fedrecall.backends.backend import Job, Work
+from fedrecall.backends.parcels import pack, unpack
+from fedrecall.backends.processes import Processes
+from fedrecall.backends.serial import Serial
+from fedrecall.data.augmentation import Augmentation
+from fedrecall.data.federation import Federation
+from fedrecall.data.store import Dataset, Split
+from fedrecall.errors import UserError
+from fedrecall.models.model import Model
+from fedrecall.models.networks import build
+from fedrecall.training import Recipe
+
+SIZES = (12, 40, 7, 25, 31)
+
+
+def work(algorithm: FedAvg | None = None, dtype: torch.dtype = torch.float64, **settings: Any) -> Work:
+    stream = torch.Generator().manual_seed(0)
+    n = sum(SIZES)
+    x = torch.randint(0, 256, (n, 1, 8, 8), generator=stream).to(torch.uint8)
+    y = torch.randint(0, 4, (n,), generator=stream)
+    split = Split(x, y)
+    dataset = Dataset("toy", ("a", "b", "c", "d"), split, split, torch.tensor([0.5]), torch.tensor([0.3]))
+    parts = np.split(np.arange(n), np.cumsum(SIZES)[:-1])
+    torch.manual_seed(1)
+    model = Model(build("cnn:16", (1, 8, 8), 4).to(dtype))
+    federation = Federation(dataset, parts, Augmentation.parse("crop:1+flip"), dtype)
+    recipe = Recipe(local_epochs=2, batch_size=10, lr=0.05)
+    return Work(algorithm or FedNTD(), model, recipe, federation, 3, **settings)
+
+
+EVERYONE = tuple(range(len(SIZES)))
+
+
+def jobs(w: Work, clients: Sequence[int] = EVERYONE, number: int = 1) -> list[Job]:
+    weights = w.model.initial()
+    down = w.algorithm.broadcast(w.model, w.algorithm.start(weights), None)
+    return [Job(g, k, number, down, w.algorithm.remember(weights)) for g, k in enumerate(clients)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as a worker has it, so that serial is the same bit for bit
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def opened() -> Iterator[Any]:
+    made: list[Processes] = []
+
+    def make(w: Work) -> Processes:
+        made.append(Processes(w))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.close()
+
+
+def same(found: Any, expected: Any) -> None:
+    found, expected = list(found), list(expected)
+    assert [v.client for v in found] == [v.client for v in expected]
+    for a, b in zip(found, expected, strict=True):
+        assert a.examples == b.examples
+        assert a.loss == b.loss
+        assert a.failure == b.failure
+        left, right = trees.arrays((a.up, a.memory)), trees.arrays((b.up, b.memory))
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[n], right[n]) and left[n].dtype == right[n].dtype for n in left)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bit_for_bit_what_serial_returns_in_the_order_of_the_jobs(workers, dtype, opened):
+    w = work(dtype=dtype, workers=workers)
+    backend = opened(w)
+    for number in (1, 2):
+        asked = jobs(w, [2, 0, 4, 1, 3], number)
+        same(backend.map(asked), Serial(w).map(asked))
+
+
+def test_longest_visit_first():
+    w = work()
+    link = processes._Link(w, jobs(w, [2, 0, 4, 1, 3]))
+    assert [SIZES[link.jobs[place].client] for place in link.waiting] == sorted(SIZES, reverse=True)
+
+
+def test_a_killed_worker_is_replaced_and_its_visit_made_again(opened):
+    w = work(workers=2)
+    backend = opened(w)
+    asked = jobs(w)
+    same(backend.map(asked), Serial(w).map(asked))
+    first = {worker.pid for worker in backend._workers}
+    found = backend.map(asked)
+    got = [next(found)]
+    for worker in list(backend._workers):
+        os.kill(worker.pid, signal.SIGKILL)
+    got += list(found)
+    same(got, Serial(w).map(asked))
+    assert not first & {worker.pid for worker in backend._workers}
+
+
+def test_a_stopped_worker_is_replaced(opened, monkeypatch):
+    monkeypatch.setattr(processes, "TICK", 0.1)
+    monkeypatch.setattr(processes, "STILL", 30)
+    w = work(workers=1)
+    backend = opened(w)
+    asked = jobs(w)
+    list(backend.map(asked))
+    stopped = backend._workers[0].pid
+    os.kill(stopped, signal.SIGSTOP)
+    same(backend.map(asked), Serial(w).map(asked))
+    assert not alive(stopped)
+
+
+def test_workers_survive_the_death_of_the_nursery(opened):
+    w = work(workers=2)
+    backend = opened(w)
+    asked = jobs(w)
+    found = backend.map(asked)
+    got = [next(found)]
+    os.kill(backend._nursery._process.pid, signal.SIGKILL)
+    got += list(found)
+    same(got, Serial(w).map(asked))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(pids: list[int]) -> bool:
+    until = time.monotonic() + 10
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
+
+
+def test_closing_leaves_no_worker_and_no_descriptor(opened):
+    w = work(workers=2)
+    list(opened(w).map(jobs(w)))  # the nursery and whatever torch opens once
+    before = len(os.listdir("/proc/self/fd"))
+    backend = Processes(w)
+    list(backend.map(jobs(w)))
+    pids = [worker.pid for worker in backend._workers]
+    backend.close()
+    assert gone(pids)
+    del backend
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_process_outlives_the_one_that_started_it(signum, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys, time
+        sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+        from tests.backends.test_processes import work, jobs
+        from fedrecall.backends.processes import Processes
+        w = work(workers=2)
+        backend = Processes(w)
+        list(backend.map(jobs(w)))
+        print(backend._nursery._process.pid, *(worker.pid for worker in backend._workers), flush=True)
+        time.sleep(60)
+        """)
+    )
+    run = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    pids = [int(p) for p in run.stdout.readline().split()]
+    assert len(pids) == 3
+    os.kill(pids[1], signal.SIGSTOP)  # not even one that cannot hear
+    run.send_signal(signum)
+    run.wait(20)
+    assert gone(pids)
+    run.stdout.close()
+
+
+@dataclass(frozen=True)
+class Raises(FedAvg):
+    kind: str = "plain"
+
+    def prepare(self, model, down, memory, data):
+        if self.kind == "user":
+            raise UserError("do this instead.")
+        if self.kind == "dies":
+            os._exit(7)
+        raise ZeroDivisionError("in a hook")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("plain", ZeroDivisionError, "in a hook"),
+        ("user", UserError, "do this instead"),
+        ("dies", UserError, "ended its worker process 3 times, the last time with exit code 7"),
+    ],
+)
+def test_an_exception_in_a_hook_arrives(kind, error, words, opened):
+    w = work(Raises(kind), workers=2)
+    with pytest.raises(error, match=words):
+        list(opened(w).map(jobs(w)))
+
+
+def test_a_visit_that_fails_by_nan_is_reported_as_serial_does(opened):
+    w = work(workers=2)
+    asked = jobs(w)
+    weights = trees.transform(lambda t: t * torch.nan, asked[1].down.weights)
+    asked[1] = asked[1]._replace(down=asked[1].down._replace(weights=weights))
+    found, expected = list(opened(w).map(asked)), list(Serial(w).map(asked))
+    assert [v.failure for v in found] == [v.failure for v in expected]
+    assert found[1].failure is not None
+
+
+def test_giving_up_halfway_leaves_a_backend_that_works(opened):
+    w = work(workers=2)
+    backend = opened(w)
+    half = backend.map(jobs(w))
+    next(half)
+    half.close()
+    asked = jobs(w, number=2)
+    same(backend.map(asked), Serial(w).map(asked))
+
+
+def test_one_visit_is_made_here(opened):
+    w = work(workers=2)
+    backend = opened(w)
+    asked = jobs(w, [1])
+    same(backend.map(asked), Serial(w).map(asked))
+    assert not backend._workers
+
+
+def test_auto_takes_processes_for_much_work_side_by_side_only(monkeypatch):
+    monkeypatch.setattr(processes, "cores", lambda: 4)
+    assert choose(work(chains=5)) == "serial"  # too little to do
+    monkeypatch.setattr("fedrecall.backends.WORTH_PROCESSES", 1.0)
+    assert choose(work(chains=5)) == "processes"
+    assert choose(work(chains=1)) == "serial"
+    assert choose(work(chains=5, workers=1)) == "serial"
+    monkeypatch.setattr(processes, "cores", lambda: 1)
+    assert choose(work(chains=5)) == "serial"
+    with pytest.raises(UserError, match="unknown backend 'proceses'"):
+        open_backend("proceses", work())
+
+
+def test_users_own_classes_reach_the_workers_or_are_explained(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from torch import nn\n"
+        "from fedrecall.algorithms.fedavg import FedAvg\n"
+        "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    'Mine.'\n    beta: float = 1.0\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, channels, classes):\n"
+        "        super().__init__()\n"
+        "        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, classes))\n"
+        "    def forward(self, x):\n        return self.net(x)\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, fedrecall\n"
+        "from dataclasses import dataclass\n"
+        "from fedrecall.algorithms import FedAvg\n"
+        "settings = dict(clients=4, sample=2, rounds=1, workers=2, partition='iid')\n"
+        "mine = dict(algorithm='mine.py:Mine', model='mine.py:Net', **settings)\n"
+        "there = fedrecall.run(backend='processes', **mine)\n"
+        "here = fedrecall.run(backend='serial', **mine)\n"
+        "assert abs(there.history[0]['loss'] - here.history[0]['loss']) < 1e-5\n"
+        "@dataclass(frozen=True)\nclass Own(FedAvg):\n    'Own.'\n"
+        "try:\n    fedrecall.run(algorithm='__main__:Own', backend='processes', **settings)\n"
+        "except fedrecall.UserError as error:\n    print(error)\n"
+        "fedrecall.run(algorithm='__main__:Own', **settings)\n"
+    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "put it into a file of its own and name it as file.py:Class" in done.stdout
+
+
+def test_parcels_keep_values_types_layouts_and_sharing():
+    last = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    one = torch.randn(3, dtype=torch.float64)
+    value = (
+        FedAvg(),
+        {"last": last, "a": one, "b": one, "half": one.bfloat16(), "yes": one > 0, "none": torch.empty(0, 3)},
+        Memory(),
+        [torch.tensor(5), torch.arange(12).view(3, 4).t(), None, "text", nn.Parameter(torch.ones(2))],
+    )
+    parcel = pack(value)
+    algorithm, named, memory, (scalar, turned, nothing, text, parameter) = unpack(parcel)
+    assert (algorithm, memory, nothing, text) == (FedAvg(), Memory(), None, "text")
+    assert isinstance(parameter, nn.Parameter)
+    assert torch.equal(parameter, torch.ones(2))
+    assert torch.equal(scalar, torch.tensor(5))
+    assert torch.equal(turned, torch.arange(12).view(3, 4).t())
+    for name, tensor in named.items():
+        assert tensor.dtype == value[1][name].dtype
+        assert torch.equal(tensor, value[1][name])
+    assert named["last"].is_contiguous(memory_format=torch.channels_last)
+    assert named["a"].data_ptr() == named["b"].data_ptr()
+    named["a"].zero_()  # a receiver's own affair
+    assert one.any()
