@@ -78,6 +78,11 @@ def detached(tree: Tree) -> Tree:
     return transform(lambda t: t.detach().clone(), tree)
 
 
+def zeros(tree: Tree) -> Tree:
+    """A tree of zeros of the same structure and shapes."""
+    return transform(torch.zeros_like, tree)
+
+
 def size_in_bytes(tree: Any) -> int:
     """What the tree weighs on a wire: the sum of its tensors' bytes."""
     return sum(t.numel() * t.element_size() for _, t in leaves(tree))

@@ -48,6 +48,15 @@ CASES = [
     Case("fedavg"),
     Case("fedprox", equals={"mu": 0}),
     Case("fedlsd", equals={"alpha": 0}, teacher=True),
+    Case("fedavgm", equals={"beta": 0}),
+    Case("fednova"),
+    Case("scaffold"),
+    Case("scaffold:momentum_aware=false,uniform=true"),
+    Case("feddyn"),
+    Case("fedcurv", equals={"lam": 0}),
+    Case("moon", equals={"mu": 0}, teacher=True),
+    Case("moon:projection=5", teacher=True),
+    Case("fedalign", equals={"mu": 0, "clip": 0}),
     Case("fedntd", equals={"beta": 0}, teacher=True),
     Case("fedcad", equals={"beta": 0, "gamma": 0}, teacher=True),
     Case("fedssd", equals={"m_max": 0}, teacher=True, settings=WELL_TRAINED),
@@ -85,7 +94,7 @@ def data() -> Dataset:
 
 def experiment(algorithm: Any, out: Path | None = None, resume: bool = False, **settings: Any) -> Experiment:
     """A small experiment in float64: six clients of unequal sizes, three of which take part."""
-    training = {"local_epochs": 2, "batch_size": 10, "lr": 0.05, **settings.pop("training", {})}
+    training = {"local_epochs": 1, "batch_size": 16, "lr": 0.05, **settings.pop("training", {})}
     values = {
         "algorithm": algorithm,
         "dataset": "synthetic",

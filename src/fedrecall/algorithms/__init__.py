@@ -10,6 +10,13 @@ ALGORITHMS = Registry(
     {
         "fedavg": "fedrecall.algorithms.fedavg:FedAvg",
         "fedprox": "fedrecall.algorithms.fedprox:FedProx",
+        "fedavgm": "fedrecall.algorithms.fedavgm:FedAvgM",
+        "fednova": "fedrecall.algorithms.fednova:FedNova",
+        "scaffold": "fedrecall.algorithms.scaffold:Scaffold",
+        "feddyn": "fedrecall.algorithms.feddyn:FedDyn",
+        "fedcurv": "fedrecall.algorithms.fedcurv:FedCurv",
+        "moon": "fedrecall.algorithms.moon:Moon",
+        "fedalign": "fedrecall.algorithms.fedalign:FedAlign",
         "fedlsd": "fedrecall.algorithms.fedlsd:FedLSD",
         "fedntd": "fedrecall.algorithms.fedntd:FedNTD",
         "fedcad": "fedrecall.algorithms.fedcad:FedCAD",

@@ -67,5 +67,6 @@ class Cohort:
         return trees.transform(average, stacked)
 
     def uniform(self) -> list[float]:
-        """Equal shares."""
-        return [1 / len(self.clients)] * len(self.clients)
+        """Equal shares for all that have a share: each chain's last upload."""
+        counted = sum(share > 0 for share in self.shares)
+        return [(share > 0) / counted for share in self.shares]

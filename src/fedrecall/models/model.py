@@ -6,7 +6,7 @@ under ``torch.func.vmap``.
 """
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch.func import functional_call, vmap
 
 from fedrecall.errors import UserError, nearest
 from fedrecall.models.layers import KeyedDropout
+from fedrecall.models.slimmable import narrow, narrow_groups, slim
 from fedrecall.trees import take
 
 Params = dict[str, Tensor]
@@ -34,6 +35,14 @@ class Output(NamedTuple):
 
     logits: Tensor  # [B, C]
     features: Tensor  # [B, F]
+
+
+class Traced(NamedTuple):
+    """Logits, and what goes into and comes out of a group of layers on the way."""
+
+    logits: Tensor
+    given: Tensor
+    made: Tensor
 
 
 class Model:
@@ -100,7 +109,7 @@ class Model:
         """The logits of K teachers, whose weights have a leading axis over them, [K, B, C]."""
         count = next(iter(stacked.params.values())).shape[0]
         if x.device.type != "cpu":
-            return vmap(self.frozen, in_dims=(0, None))(stacked, x)  # type: ignore[no-any-return]
+            return vmap(self.frozen, in_dims=(0, None))(stacked, x)
         # On a CPU the grouped convolutions that vmap makes of this are slower than K plain passes.
         return torch.stack([self.frozen(take(stacked, k), x) for k in range(count)])
 
@@ -172,6 +181,41 @@ class Student:
     def output(self, params: Params, x: Tensor) -> Output:
         """The student's logits and features."""
         return self.model._run_with_features(self.model._train, params, self._state(), x)
+
+    def traced(self, params: Params, x: Tensor, layers: Sequence[str]) -> Traced:
+        """Logits, and what goes into the first and comes out of the last of these layers."""
+        module, seen = self.model._train, {}
+        first, last = (self.model._layer(module, n) for n in (layers[0], layers[-1]))
+        handles = [
+            first.register_forward_pre_hook(lambda _m, args: seen.__setitem__("given", args[0])),
+            last.register_forward_hook(lambda _m, _args, out: seen.__setitem__("made", out)),
+        ]
+        try:
+            logits = self(params, x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return Traced(logits, seen["given"], seen["made"])
+
+    def narrow(
+        self, params: Params, given: Tensor, layers: Sequence[str], width: float
+    ) -> tuple[Tensor, Tensor]:
+        """The first channels of ``given``, and what these consecutive layers make of it at this width.
+
+        Running statistics are those of the full width and stay as they are.
+        """
+        x = kept = given.narrow(1, 0, slim(given.shape[1], width))
+        state = {**params, **self._state()}
+        for name in layers:
+            layer = self.model._layer(self.model._train, name)
+            own = {n.removeprefix(f"{name}."): t for n, t in state.items() if n.startswith(f"{name}.")}
+            thin = narrow(own, width)
+            scratch = {n: t.clone() if f"{name}.{n}" in self.buffers else t for n, t in thin.items()}
+            if self.model.compute is not None:
+                scratch = {n: t if f"{name}.{n}" not in params else t.to(x.dtype) for n, t in scratch.items()}
+            with narrow_groups(layer, width):
+                x = functional_call(layer, scratch, (x,))
+        return kept, x
 
     def frozen(self, weights: Weights, x: Tensor) -> Tensor:
         """A teacher's logits."""
