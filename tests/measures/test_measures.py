@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 
@@ -155,7 +156,7 @@ def test_proposition_1_diversity_falls_as_beta_grows():
     for beta in np.linspace(0, classes / 2 - 1, 9):
         gradients = [torch.from_numpy(row) for row in p + beta * outside]
         values.append(gradient_diversity(gradients)[0])
-    assert all(a > b for a, b in zip(values, values[1:], strict=False))
+    assert all(a > b for a, b in itertools.pairwise(values))
     assert values[0] == pytest.approx(0.5 / (classes * 0.1**2))
     # The closed form, from the squares of each client's 2 own and 8 other entries.
     beta = classes / 2 - 1
