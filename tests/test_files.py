@@ -1,0 +1,58 @@
+import os
+
+import pytest
+import torch
+
+from fedrecall import files
+from fedrecall.errors import UserError
+
+
+def test_arrays_come_back_as_they_were(tmp_path):
+    arrays = {"a": torch.arange(6).view(2, 3), "b": torch.randn(3, dtype=torch.float64), "empty": torch.zeros(0, 4)}
+    path = tmp_path / "x.safetensors"
+    digest = files.write_arrays(path, arrays)
+    back = files.read_arrays(path, digest)
+    assert back.keys() == arrays.keys()
+    assert all(torch.equal(back[n], arrays[n]) and back[n].dtype == arrays[n].dtype for n in arrays)
+
+
+def test_every_flipped_byte_is_noticed(tmp_path):
+    path = tmp_path / "x.safetensors"
+    digest = files.write_arrays(path, {"a": torch.arange(10.0)})
+    content = path.read_bytes()
+    for place in range(len(content)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(UserError):
+            files.read_arrays(path, digest)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+    path = tmp_path / "x.json"
+    files.write_json(path, {"old": 1})
+
+    def full(_fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        files.write_json(path, {"new": 2})
+    assert files.read_json(path) == {"old": 1}
+    assert os.listdir(tmp_path) == ["x.json"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
+def test_bad_json_is_a_sentence(tmp_path, content):
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"x\.json"):
+        files.read_json(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08\0\0\0\0\0\0\0{}      ", b"PK\x03\x04junk", b"\xff" * 64])
+def test_bad_arrays_are_a_sentence_or_empty(tmp_path, content):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    try:
+        assert files.read_arrays(path) == {}
+    except UserError as error:
+        assert "x.safetensors" in str(error)

@@ -1,0 +1,122 @@
+"""Who is sampled, how chains are walked, and what is combined."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from fedrecall import rounds
+from fedrecall.algorithms.fedavg import Down, FedAvg, Memory, Server, Up
+from fedrecall.algorithms.hooks import Cohort
+from fedrecall.memories import Memories
+from fedrecall.models.model import Weights
+from fedrecall.training import Failure, Visit
+
+
+def weights(*values):
+    return Weights({"w": torch.tensor(values, dtype=torch.float64)}, {"count": torch.tensor(int(values[0]))})
+
+
+class Scripted:
+    """A backend whose client k adds k to the model, holds k + 1 examples, and fails if told to."""
+
+    def __init__(self, failing=()):
+        self.failing, self.jobs = failing, []
+
+    def map(self, jobs):
+        self.jobs.append([(j.chain, j.client, j.down.weights.params["w"][0].item()) for j in jobs])
+        for j in jobs:
+            if j.client in self.failing:
+                yield Visit(j.client, j.client + 1, None, j.memory, 0.0, 0.0, Failure(j.client, j.round, 1, "told to"))
+            else:
+                up = Up(weights(j.down.weights.params["w"][0].item() + j.client))
+                yield Visit(j.client, j.client + 1, up, j.memory, 0.0, 0.0)
+
+    def close(self):
+        pass
+
+
+def play(sampled, chains, failing=(), algorithm=None):
+    backend = Scripted(failing)
+    played = rounds.play(
+        algorithm or FedAvg(),
+        None,
+        Server(weights(0.0)),
+        Memories(Memory()),
+        backend,
+        None,
+        population=10,
+        sampled=sampled,
+        chain_count=chains,
+        round_number=1,
+    )
+    return played, backend.jobs
+
+
+def test_sampling_is_without_replacement_keyed_and_covers_everyone():
+    seen = set()
+    for number in range(1, 60):
+        chosen = rounds.sample(10, 3, 0, number)
+        assert len(set(chosen)) == 3
+        assert chosen == rounds.sample(10, 3, 0, number)
+        seen |= set(chosen)
+    assert seen == set(range(10))
+    assert sorted(rounds.sample(10, 10, 0, 1)) == list(range(10))
+
+
+def test_parallel_clients_all_start_from_the_server_and_are_averaged_by_examples():
+    played, jobs = play([4, 1, 7], 3)
+    assert jobs == [[(0, 4, 0.0), (1, 1, 0.0), (2, 7, 0.0)]]
+    expected = (5 * 4 + 2 * 1 + 8 * 7) / 15
+    assert played.server.weights.params["w"].item() == pytest.approx(expected, abs=1e-12)
+    assert played.server.weights.buffers["count"].item() == round(expected)
+
+
+def test_one_chain_hands_the_model_on():
+    played, jobs = play([4, 1, 7], 1)
+    assert jobs == [[(0, 4, 0.0)], [(0, 1, 4.0)], [(0, 7, 5.0)]]
+    assert played.server.weights.params["w"].item() == 12
+
+
+def test_a_grid_walks_chains_side_by_side_and_weighs_each_by_its_examples():
+    played, jobs = play([4, 1, 7, 2, 5], 2)
+    assert jobs == [[(0, 4, 0.0), (1, 2, 0.0)], [(0, 1, 4.0), (1, 5, 2.0)], [(0, 7, 5.0)]]
+    first, second = 5 + 2 + 8, 3 + 6
+    expected = (first * 12 + second * 7) / (first + second)
+    assert played.server.weights.params["w"].item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_failed_client_is_left_out_and_a_chain_goes_on_past_it():
+    played, _ = play([4, 1, 7], 3, failing=[4])
+    assert played.server.weights.params["w"].item() == pytest.approx((2 * 1 + 8 * 7) / 10)
+    played, jobs = play([4, 1, 7], 1, failing=[1])
+    assert jobs[2] == [(0, 7, 4.0)]
+    assert played.server.weights.params["w"].item() == 11
+
+
+def test_if_everyone_fails_the_server_keeps_its_state():
+    played, _ = play([4, 1], 2, failing=[4, 1])
+    assert played.server.weights.params["w"].item() == 0
+
+
+def test_every_link_is_given_to_algorithms_that_ask():
+    @dataclass(frozen=True)
+    class Nosy(FedAvg):
+        every_link: ClassVar[bool] = True
+
+        def aggregate(self, server: Any, ups: Any, cohort: Cohort) -> Any:
+            seen.append((list(cohort.clients), list(cohort.link), list(cohort.shares), cohort.population, cohort.sampled))
+            return super().aggregate(server, ups, cohort)
+
+    seen: list[Any] = []
+    played, _ = play([4, 1, 7], 1, algorithm=Nosy())
+    assert seen == [([4, 1, 7], [0, 1, 2], [0.0, 0.0, 1.0], 10, 3)]
+    assert played.server.weights.params["w"].item() == 12
+
+
+def test_bytes_are_counted_where_they_travel():
+    played, _ = play([4, 1, 7], 3)
+    one = 8 + 8  # a float64 and an int64
+    assert (played.bytes_down, played.bytes_up) == (3 * one, 3 * one)
+    assert Down._fields == ("weights",)

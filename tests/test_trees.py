@@ -1,0 +1,62 @@
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from fedrecall import trees
+
+
+class Pair(NamedTuple):
+    a: torch.Tensor
+    b: dict
+
+
+def tree(x=1.0):
+    return Pair(torch.full((2,), x), {"p": torch.tensor([x, 2 * x]), "q": (torch.tensor(3), None)})
+
+
+def test_leaves_have_paths_in_a_fixed_order():
+    assert [path for path, _ in trees.leaves(tree())] == ["a", "b/p", "b/q/0"]
+
+
+def test_restore_inverts_arrays_and_keeps_the_types():
+    restored = trees.restore(tree(0.0), trees.arrays(tree(5.0)))
+    assert type(restored) is Pair
+    assert torch.equal(restored.a, torch.full((2,), 5.0))
+    assert restored.b["q"][1] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(lambda d: d.pop("a"), "lacks 'a'"), (lambda d: d.update(z=d["a"]), "undeclared 'z'")]
+)
+def test_restore_refuses_missing_and_undeclared_names(change, said):
+    flat = trees.arrays(tree())
+    change(flat)
+    with pytest.raises(ValueError, match=said):
+        trees.restore(tree(), flat)
+
+
+def test_stack_and_take_are_inverse():
+    stacked = trees.stack([tree(1.0), tree(2.0)])
+    assert stacked.b["p"].shape == (2, 2)
+    assert torch.equal(trees.take(stacked, 1).b["p"], tree(2.0).b["p"])
+
+
+def test_detached_shares_nothing():
+    original = tree()
+    copy = trees.detached(original)
+    copy.a.add_(1)
+    assert torch.equal(original.a, torch.ones(2))
+
+
+def test_size_counts_bytes():
+    assert trees.size_in_bytes(tree()) == 2 * 4 + 2 * 4 + 8
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_finite_sees_nan_and_inf_and_only_them(bad):
+    assert trees.finite(tree())
+    assert trees.finite(torch.full((4,), 3e38))  # a sum that overflows float32 is no infinity
+    spoilt = tree()
+    spoilt.b["p"][1] = bad
+    assert not trees.finite(spoilt)
