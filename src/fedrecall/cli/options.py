@@ -44,7 +44,7 @@ def _shown(default: Any) -> str:
 def _option(field: specs.Field, panel: str) -> inspect.Parameter:
     name = _SINGULAR.get(field.name, field.name)
     many = field.name in _SINGULAR
-    default = "" if field.default in (None, ()) else f" [default: {_shown(field.default)}]"
+    default = "" if field.default in (None, ()) else f" (default: {_shown(field.default)})"
     option = typer.Option(
         f"--{name.replace('_', '-')}",
         help=field.doc.splitlines()[0] + default,
@@ -101,7 +101,7 @@ Set = Annotated[
 ]
 DataRoot = Annotated[
     Path | None,
-    typer.Option(help="Folder that mirrors the hub's layout [default: $FEDRECALL_DATA].", show_default=False),
+    typer.Option(help="Folder that mirrors the hub's layout (default: $FEDRECALL_DATA).", show_default=False),
 ]
 
 

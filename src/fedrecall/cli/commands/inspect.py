@@ -218,13 +218,13 @@ def doctor_command(data_root: DataRoot = None) -> None:
     shown.add_row("backends", ", ".join(BACKENDS))
     for extra, package in {"ray": "ray", "flower": "flwr", "dp": "dp-accounting"}.items():
         version = _version(package)
-        shown.add_row(f"extra {extra}", version or f"not installed: pip install 'fedrecall[{extra}]'")
+        shown.add_row(f"extra {extra}", Text(version or f"not installed: pip install 'fedrecall[{extra}]'"))
     sinks = [s for s in ("tensorboard", "mlflow", "wandb", "trackio") if _version(s)]
-    shown.add_row("sinks", ", ".join(sinks) or "none installed: pip install 'fedrecall[sinks]'")
+    shown.add_row("sinks", Text(", ".join(sinks) or "none installed: pip install 'fedrecall[sinks]'"))
     out.print(shown)
     out.print("\ndata sets that can be opened without a network:")
     for found in datasets.available(data_root):
-        out.print(f"  {found.name:15}{'yes' if found.here else 'no ':4} {found.where}", markup=False)
+        out.print(f"  {found.name:15}{'yes' if found.here else 'no ':4} {found.where}", markup=False, soft_wrap=True)
 
 
 def _version(package: str) -> str | None:

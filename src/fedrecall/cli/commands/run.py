@@ -26,7 +26,7 @@ def run_command(
     set_: Set = None,
     out_: Annotated[
         Path | None,
-        typer.Option("--out", help="Run folder [default: a new one under runs/].", show_default=False),
+        typer.Option("--out", help="Run folder (default: a new one under runs/).", show_default=False),
     ] = None,
     resume: Annotated[
         bool,
