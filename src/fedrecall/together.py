@@ -24,6 +24,7 @@ def run_together(experiments: Sequence[Experiment], options: Options | None = No
     """
     backends: dict[int, Vectorised] = {}
     groups = group([e.config for e in experiments])
+    works = [e.work for e in experiments]
     results: dict[int, Result] = {}
     stopped: Interrupted | None = None
     try:
@@ -41,16 +42,18 @@ def run_together(experiments: Sequence[Experiment], options: Options | None = No
                         results[i] = done.value
                     except Interrupted as interrupted:  # the others finish their rounds, too
                         stopped = interrupted
-                answers = {}
+                answers = {i: [] for i in asked}
+                started = []  # all of them before the first is waited for: a GPU can do both at once
                 for number, members in enumerate(groups):
                     tasks = [(i, job) for i in members for job in asked.get(i, ())]
-                    if not tasks:
-                        continue
-                    if number not in backends:
-                        backends[number] = Vectorised(experiments[members[0]].work, options)
-                    made = backends[number].map_all([(experiments[i].work, job) for i, job in tasks])
+                    if tasks and number not in backends:
+                        backends[number] = Vectorised(works[members[0]], options)
+                    if tasks:
+                        made = backends[number].map_all([(works[i], job) for i, job in tasks])
+                        started.append((tasks, made))
+                for tasks, made in started:
                     for (i, _), visit in zip(tasks, made, strict=True):
-                        answers.setdefault(i, []).append(visit)
+                        answers[i].append(visit)
     finally:
         for backend in backends.values():
             backend.close()

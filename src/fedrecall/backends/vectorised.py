@@ -28,10 +28,12 @@ from fedrecall.algorithms.hooks import Sgd
 from fedrecall.backends.backend import Job, Work
 from fedrecall.batches import Batch
 from fedrecall.data.augmentation import Draws as AugmentationDraws
+from fedrecall.errors import UserError
 from fedrecall.models.model import Model, Params
 from fedrecall.training import Begun, Failure, State, Visit, begin, descend, end, failed, train, visit
 
 GRAPHS_KEPT = 8  # recorded trainings a lane; each keeps its memory
+CPU_CHUNK = 16  # there memory does not run out with an error that one could act on
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Options:
     """How the stack is computed; none of these changes what is computed."""
 
     chunk: int | None = None
-    """Clients stacked at once; by default as many as fit. It is halved when memory runs out."""
+    """Clients stacked at once, halved when memory runs out; by default all, and 16 on a CPU."""
     convolutions: Literal["grouped", "matmul"] = "grouped"
     """Every client's own kernels as one grouped convolution, or as one batched matrix product."""
     graph: bool = False
@@ -111,7 +113,10 @@ class Vectorised:
         if self.options.convolutions == "matmul":
             self._model = with_matmul_convolutions(work.model)
         self._mixing = mixes_examples(work.model)
-        self._chunk = self.options.chunk
+        on_cpu = work.model.device.type == "cpu"
+        if self.options.graph and on_cpu:
+            raise UserError("graph = true needs a GPU, and this run is on the CPU.")
+        self._chunk = self.options.chunk or (CPU_CHUNK if on_cpu else None)
         self._graphs: dict[int, OrderedDict[Any, Recorded]] = {}
 
     def map(self, jobs: Sequence[Job]) -> Iterator[Visit]:
@@ -134,17 +139,16 @@ class Vectorised:
                 done[i] = failed(job.client, work.federation.client(job.client), job.memory, 0.0, failure)
         size = {i: tasks[i][0].recipe.steps(tasks[i][0].federation.size(tasks[i][1].client)) for i in left}
         left.sort(key=lambda i: -size[i])
-        while left:
-            chunk = self._chunk or len(left)
-            wave = [left[s : s + chunk] for s in range(0, len(left), chunk)][: self.options.lanes]
-            try:
-                done |= self._wave([{i: tasks[i] for i in part} for part in wave])
-            except torch.OutOfMemoryError:
-                if len(wave[0]) == 1:
-                    raise
-                self._chunk = len(wave[0]) // 2
-                continue
-            left = left[sum(map(len, wave)) :]
+        # Not a generator: the first chunks are under way when this returns.
+        return self._results(tasks, left, self._launch(tasks, left), done)
+
+    def _results(
+        self, tasks: Sequence[tuple[Work, Job]], left: list[int], wave: "_Wave", done: dict[int, Visit]
+    ) -> Iterator[Visit]:
+        while wave.size:
+            done |= self._collect(tasks, wave)
+            left = left[wave.size :]
+            wave = self._launch(tasks, left)
         for i in range(len(tasks)):
             yield done.pop(i)
 
@@ -152,26 +156,42 @@ class Vectorised:
         """Free the recorded trainings."""
         self._graphs.clear()
 
-    def _wave(self, chunks: Sequence[dict[int, tuple[Work, Job]]]) -> dict[int, Visit]:
-        """Start every chunk's training, then finish them all: on a GPU they overlap."""
-        since, done, under_way = time.perf_counter(), {}, []
-        for lane, chunk in enumerate(chunks):
-            groups = self._alike({i: self._begin(*task) for i, task in chunk.items()})
-            for group in groups:
-                if len(group) == 1 and not self.options.graph:
-                    (i,) = group
-                    done[i] = self._alone(*chunk[i])
-                else:
-                    under_way.append((group, *self._train(list(group.values()), lane)))
-        for group, state, losses in under_way:
+    def _launch(self, tasks: Sequence[tuple[Work, Job]], left: Sequence[int]) -> "_Wave":
+        """Start the training of the next chunks: on a GPU they overlap with each other."""
+        while True:
+            size = min(self._chunk or len(left), len(left))
+            wave = _Wave(time.perf_counter(), size, [], {})
+            try:
+                for lane in range(self.options.lanes if size else 0):
+                    chunk = left[lane * size : (lane + 1) * size]
+                    begun = {i: self._begin(*tasks[i]) for i in chunk}
+                    for group in self._alike(begun):
+                        if len(group) == 1 and not self.options.graph:
+                            (i,) = group
+                            wave.done[i] = self._alone(*tasks[i])
+                        else:
+                            wave.under_way.append(self._train(group, lane))
+                return wave._replace(size=min(size * self.options.lanes, len(left)))
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise
+            self._chunk = size // 2
+
+    @staticmethod
+    def _collect(tasks: Sequence[tuple[Work, Job]], wave: "_Wave") -> dict[int, Visit]:
+        """Finish every visit of a wave."""
+        done = dict(wave.done)
+        for group, state, losses, recorded, _ in wave.under_way:
+            if recorded is not None:
+                recorded.wait()
             for row, (i, begun) in enumerate(group.items()):
                 mine = trees.detached(trees.take(state, row))  # a view would keep the whole stack alive
-                work, job = next(chunk[i] for chunk in chunks if i in chunk)
+                work, job = tasks[i]
                 found = losses[: begun.sgd.steps, row]
                 done[i] = end(work.algorithm, work.model, begun, mine, found, job.round)
         # Nobody's own time can be told from the others': it is shared out by the number of steps.
-        seconds = time.perf_counter() - since
-        steps = {i: work.recipe.steps(done[i].examples) for chunk in chunks for i, (work, _) in chunk.items()}
+        seconds = time.perf_counter() - wave.since
+        steps = {i: tasks[i][0].recipe.steps(v.examples) for i, v in done.items()}
         total = sum(steps.values())
         return {i: v._replace(seconds=seconds * steps[i] / total) for i, v in done.items()}
 
@@ -212,14 +232,16 @@ class Vectorised:
             groups.setdefault((b.sgd._replace(steps=0), shapes), {})[i] = b
         return list(groups.values())
 
-    def _train(self, begun: Sequence[Begun], lane: int) -> tuple[State, Tensor]:
+    def _train(self, group: dict[int, Begun], lane: int) -> "_UnderWay":
         """The stack's last state, and the losses [S, K]."""
+        begun = list(group.values())
         batch_size = self.work.recipe.batch_size
         device = next(iter(begun[0].state.params.values())).device
         plan = Plan(begun, batch_size, self._mixing, device)
         stack = stacked(begun, batch_size, plan.axes, device)
         if not self.options.graph:
-            return local_training(self.work.algorithm, self._model, plan, stack)
+            state, losses = local_training(self.work.algorithm, self._model, plan, stack)
+            return _UnderWay(group, state, losses, None, stack)
         shapes = tuple((n, t.shape, t.dtype) for n, t in trees.leaves(stack))
         key = (plan.widths, plan.sgd._replace(lr=0.0), plan.shared, shapes)
         kept = self._graphs.setdefault(lane, OrderedDict())
@@ -228,7 +250,8 @@ class Vectorised:
                 kept.popitem(last=False)
             kept[key] = Recorded(self.work.algorithm, self._model, plan, stack)
         kept.move_to_end(key)
-        return kept[key](stack)
+        state, losses = kept[key].start(stack)
+        return _UnderWay(group, state, losses, kept[key], stack)
 
 
 def local_training(
@@ -349,15 +372,38 @@ class Recorded:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=self._stream):
             self._outputs = local_training(algorithm, model, plan, self._inputs, self._inputs.lr)
+        self._plan = plan  # the graph reads its tensors
 
-    def __call__(self, stack: Stack) -> tuple[State, Tensor]:
-        """Train this stack; what is returned is valid until the next call."""
+    def start(self, stack: Stack) -> tuple[State, Tensor]:
+        """Begin to train this stack, which must live until `wait`; the result is valid after that."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             trees.transform(lambda mine, given: mine.copy_(given), self._inputs, stack)
             self._graph.replay()
-        torch.cuda.current_stream().wait_stream(self._stream)
         return self._outputs
+
+    def wait(self) -> None:
+        """Let whatever is asked of the device from now on come after the training."""
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+
+class _UnderWay(NamedTuple):
+    """A stack in training, or trained."""
+
+    group: dict[int, Begun]
+    state: State
+    losses: Tensor
+    recorded: Recorded | None
+    stack: Stack  # here only to stay alive while another stream may read it
+
+
+class _Wave(NamedTuple):
+    """Chunks that train at the same time."""
+
+    since: float
+    size: int
+    under_way: list[_UnderWay]
+    done: dict[int, Visit]
 
 
 def mixes_examples(model: Model) -> bool:
