@@ -42,6 +42,7 @@ MODELS = Registry(
         "resnet18": "fedrecall.models.networks:ResNet18",
         "resnet50": "fedrecall.models.networks:ResNet50",
         "mlp": "fedrecall.models.networks:MLP",
+        "circle": "fedrecall.models.circle:Circle",
     },
 )
 

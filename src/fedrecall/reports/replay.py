@@ -1,0 +1,133 @@
+"""A saved run brought back to life: what its clients would do next.
+
+Some figures show models that no record holds, such as every client's own model. From the checkpoint
+of a run the clients are sent the global model once more and train as the run's next round would have
+them, always on this machine's CPU.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from fedrecall import trees
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.data.federation import Federation
+from fedrecall.errors import UserError
+from fedrecall.experiment import federate
+from fedrecall.memories import Memories
+from fedrecall.models.model import Model, Weights
+from fedrecall.reports.runs import Run
+from fedrecall.training import Recipe, Visit, begin, stepper, train, visit
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The moment after a run's last saved round."""
+
+    model: Model
+    federation: Federation
+    algorithm: FedAvg
+    recipe: Recipe
+    server: Any
+    memories: Memories
+    seed: int
+    round_number: int
+    """Of the round that is about to be played."""
+
+    @property
+    def weights(self) -> Weights:
+        """The global model."""
+        weights: Weights = self.server.weights
+        return weights
+
+    def visit(self, client: int) -> Visit:
+        """One client's visit."""
+        down, memory = self._given(client)
+        made = visit(
+            self.algorithm,
+            self.model,
+            self.recipe,
+            self.federation.client(client),
+            down,
+            memory,
+            seed=self.seed,
+            round_number=self.round_number,
+            client=client,
+        )
+        if made.failure is not None:
+            raise UserError(f"replaying {made.failure}.")
+        return made
+
+    def locals(self, clients: Sequence[int]) -> list[Weights]:
+        """What these clients make of the global model."""
+        return [self.visit(client).up.weights for client in clients]
+
+    def epochs(self, client: int) -> Iterator[Weights]:
+        """The client's model before training and after every local epoch."""
+        down, memory = self._given(client)
+        data = self.federation.client(client).numbered(client)
+        begun = begin(
+            self.algorithm,
+            self.model,
+            self.recipe,
+            data,
+            down,
+            memory,
+            seed=self.seed,
+            round_number=self.round_number,
+            client=client,
+        )
+        state, steps = begun.state, begun.sgd.steps // self.recipe.local_epochs
+        yield Weights(*trees.detached((state.params, state.buffers)))
+        step = stepper(self.algorithm, self.model, begun.sgd)
+        batches = data.training_batches(begun.draws, self.recipe.batch_size)
+        for epoch in range(self.recipe.local_epochs):
+            key = begun.draws.key + epoch * steps
+            state, _ = train(step, state, begun.anchor, islice(batches, steps), key)
+            yield Weights(*trees.detached((state.params, state.buffers)))
+
+    def _given(self, client: int) -> tuple[Any, Any]:
+        down = self.algorithm.broadcast(self.model, self.server, self.federation.auxiliary)
+        first = partial(self.algorithm.remember, down.weights)
+        return down, self.memories.get(client, first)
+
+
+def stage(
+    run: Run, *, algorithm: Any = None, partition: Any = None, round_number: int | None = None, **recipe: Any
+) -> Stage:
+    """The stage after a run's last saved round (or this one).
+
+    Another ``algorithm`` starts from the run's global model with nothing remembered; another
+    ``partition`` divides the same data anew; ``recipe`` replaces how clients train, such as
+    ``local_epochs=10``.
+    """
+    settings = run.settings
+    other = algorithm is not None
+    if other or partition is not None:
+        settings = replace(
+            settings,
+            algorithm=algorithm if other else settings.algorithm,
+            partition=partition if partition is not None else settings.partition,
+        )
+    made = ALGORITHMS.make(settings.algorithm)
+    checkpoint = run.checkpoint(round_number)
+    weights = run.weights(checkpoint.round_number)
+    server = made.start(weights)
+    memories = Memories(made.remember(weights), run.path / "memories")
+    if not other:
+        server = trees.restore(server, checkpoint.arrays, f"the checkpoint of {run.path}")
+        if partition is None:
+            memories.load(checkpoint.memories)
+    return Stage(
+        run.model,
+        federate(settings, run.dataset, made, run.folder if partition is None else None),
+        made,
+        replace(settings.training, **recipe),
+        server,
+        memories,
+        settings.seed,
+        checkpoint.round_number + 1,
+    )

@@ -1,0 +1,67 @@
+import pytest
+import torch
+
+import fedrecall
+from fedrecall import trees
+from fedrecall.errors import UserError
+from fedrecall.reports.replay import stage
+from fedrecall.reports.runs import Run
+
+SMALL = {
+    "dataset": "synthetic:4,train=200,test=60",
+    "model": "mlp",
+    "clients": 6,
+    "sample": 6,
+    "partition": "shards:2",
+    "precision": "float64",
+    "training.local_epochs": 3,
+    "augmentation": "flip",
+    "backend": "serial",
+}
+
+
+def _same(a, b):
+    return all(torch.equal(x, y) for (_, x), (_, y) in zip(trees.leaves(a), trees.leaves(b), strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])  # scaffold's clients remember
+def test_replaying_a_round_gives_the_next_round(tmp_path, algorithm):
+    short = fedrecall.run(tmp_path / "short", algorithm=algorithm, rounds=2, **SMALL)
+    long = fedrecall.run(tmp_path / "long", algorithm=algorithm, rounds=3, **SMALL)
+    at = stage(Run(tmp_path / "short"))
+    assert _same(at.weights, short.weights)
+    assert at.round_number == 3
+    share = [at.federation.size(k) / 200 for k in range(6)]
+    mean = {
+        n: sum(s * w.params[n] for s, w in zip(share, at.locals(range(6)), strict=True))
+        for n in at.weights.params
+    }
+    for name, value in long.weights.params.items():
+        assert mean[name].numpy() == pytest.approx(value.numpy(), abs=1e-12)
+    # And from the checkpoint before the last of the long run.
+    earlier = stage(Run(tmp_path / "long"), round_number=2)
+    assert _same(earlier.visit(4).up.weights, at.visit(4).up.weights)
+
+
+def test_epochs_end_where_a_visit_ends(tmp_path):
+    fedrecall.run(tmp_path / "run", algorithm="fedntd", rounds=1, **SMALL)
+    at = stage(Run(tmp_path / "run"))
+    seen = list(at.epochs(2))
+    assert len(seen) == 4
+    assert _same(seen[0], at.weights)
+    assert _same(seen[-1], at.visit(2).up.weights)
+    assert not _same(seen[1], seen[2])
+
+
+def test_another_algorithm_partition_and_recipe(tmp_path):
+    fedrecall.run(tmp_path / "run", algorithm="fedavg", rounds=1, **SMALL)
+    run = Run(tmp_path / "run")
+    plain = stage(run)
+    assert _same(stage(run, algorithm="fedntd:beta=0").visit(1).up.weights, plain.visit(1).up.weights)
+    assert not _same(stage(run, algorithm="fedntd").visit(1).up.weights, plain.visit(1).up.weights)
+    even = stage(run, partition="iid")
+    assert even.federation.counts.min() > 0 == plain.federation.counts.min()
+    assert _same(even.weights, plain.weights)
+    assert len(list(stage(run, local_epochs=1).epochs(0))) == 2
+    with pytest.raises(UserError):
+        stage(run, round_number=7)
