@@ -43,9 +43,9 @@ def test_linear_model_against_numpy():
     np.testing.assert_allclose(found["1.weight"], (error**2).T @ x**2 / 7, rtol=1e-12)
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 2**26])
+@pytest.mark.parametrize("chunk_bytes", [1, 2**23])
 def test_any_network_against_one_example_at_a_time(monkeypatch, chunk_bytes):
-    monkeypatch.setattr("fedrecall.algorithms.fisher.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("fedrecall.algorithms.fisher.CPU_BYTES", chunk_bytes)
     model, data = convolutional(), client(205)  # more than two batches
     weights = model.initial()
     found = diagonal_fisher(model, weights, data)

@@ -4,11 +4,13 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from fedrecall import trees
 from fedrecall.batches import LocalData
 from fedrecall.losses import cross_entropy
 from fedrecall.models.model import Model, Params, Weights
 
-CHUNK_BYTES = 2**26  # of per-example gradients at a time
+# Per-example gradients made at a time: on a CPU what stays in cache, else what fills the device.
+CPU_BYTES, DEVICE_BYTES = 2**23, 2**30
 
 
 def diagonal_fisher(model: Model, weights: Weights, data: LocalData, limit: int | None = None) -> Params:
@@ -24,7 +26,8 @@ def diagonal_fisher(model: Model, weights: Weights, data: LocalData, limit: int 
 
     params = {n: p.detach() for n, p in weights.params.items()}
     per_example = vmap(grad(loss), in_dims=(None, 0, 0))
-    chunk = max(1, CHUNK_BYTES // max(1, sum(p.numel() * p.element_size() for p in params.values())))
+    on_cpu = next(iter(params.values())).device.type == "cpu"
+    chunk = max(1, (CPU_BYTES if on_cpu else DEVICE_BYTES) // trees.size_in_bytes(params))
     total = {n: torch.zeros_like(p) for n, p in params.items()}
     used = len(data) if limit is None else min(limit, len(data))
     wanted = torch.arange(used) * len(data) // max(used, 1)
@@ -33,5 +36,6 @@ def diagonal_fisher(model: Model, weights: Weights, data: LocalData, limit: int 
         rows = wanted[(wanted >= first) & (wanted < first + len(batch.y))] - first
         for part in torch.split(rows.to(batch.y.device), chunk):
             for n, g in per_example(params, batch.x[part], batch.y[part]).items():
-                total[n] += g.square().sum(0)
+                for one in g:
+                    total[n].addcmul_(one, one)
     return {n: t / max(used, 1) for n, t in total.items()}
