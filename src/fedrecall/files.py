@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
+import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -51,7 +52,8 @@ def read_json(path: Path) -> Any:
 
 def write_arrays(path: Path, arrays: Mapping[str, Tensor]) -> str:
     """Write named arrays as safetensors; returns the checksum of the file."""
-    content = save({n: t.detach().cpu().contiguous() for n, t in arrays.items()})
+    # Copied because safetensors refuses two names for the same memory.
+    content = save({n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in arrays.items()})
     write(path, content)
     return checksum(content)
 

@@ -69,7 +69,7 @@ class FedAlign(FedAvg):
 def lipschitz(given: Tensor, made: Tensor) -> Tensor:
     """Spectral norm of each example's transmitting matrix, by ten power iterations, [B]."""
     if given.dim() == 4 and given.shape[-1] > made.shape[-1]:
-        given = F.adaptive_avg_pool2d(given, made.shape[-2:])
+        given = F.adaptive_avg_pool2d(given, (made.shape[-2], made.shape[-1]))
     given, made = given.flatten(2) if given.dim() > 2 else given[..., None], made
     made = made.flatten(2) if made.dim() > 2 else made[..., None]
     matrix = given @ made.mT / given.shape[-1]  # [B, C_in, C_out]
@@ -78,4 +78,5 @@ def lipschitz(given: Tensor, made: Tensor) -> Tensor:
         moved = matrix @ (matrix.mT @ v)
         length = torch.linalg.vector_norm(moved, dim=-2, keepdim=True).clamp_min(TINY)
         v = moved / length
-    return length[:, 0, 0].sqrt()
+    constant: Tensor = length[:, 0, 0].sqrt()
+    return constant

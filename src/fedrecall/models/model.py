@@ -184,7 +184,8 @@ class Student:
 
     def traced(self, params: Params, x: Tensor, layers: Sequence[str]) -> Traced:
         """Logits, and what goes into the first and comes out of the last of these layers."""
-        module, seen = self.model._train, {}
+        module = self.model._train
+        seen: dict[str, Tensor] = {}
         first, last = (self.model._layer(module, n) for n in (layers[0], layers[-1]))
         handles = [
             first.register_forward_pre_hook(lambda _m, args: seen.__setitem__("given", args[0])),
