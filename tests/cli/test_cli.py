@@ -1,0 +1,161 @@
+"""The command line as a stranger meets it: what it prints, what it leaves, how it exits."""
+
+import json
+import sys
+
+import pytest
+
+from fedrecall import config as configs
+from fedrecall.cli import main
+from fedrecall.cli.app import app
+from fedrecall.records import RunFolder
+
+SMALL = [
+    *("--dataset", "synthetic:classes=4,train=160,test=80,size=8", "--model", "mlp:8"),
+    *("--clients", "8", "--sample", "3", "--rounds", "2"),
+]
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Run the program in an empty folder: (exit code, what it printed, what it said went wrong)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["fedrecall", *words])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        said = capsys.readouterr()
+        return exit_.value.code or 0, said.out, " ".join(said.err.split())
+
+    return run
+
+
+def test_a_run_prints_its_end_and_leaves_a_folder(call, tmp_path):
+    code, out, _ = call(
+        "run", *SMALL, "--algorithm", "fedprox:mu=0.5", "--lr", "0.05", "-s", "training.momentum=0.5"
+    )
+    assert code == 0
+    assert "accuracy, last round" in out
+    folder = RunFolder(tmp_path / "runs" / "fedprox-synthetic-shards-seed0")
+    made = configs.make(folder.config())
+    assert (made.algorithm["mu"], made.training.lr, made.training.momentum) == (0.5, 0.05, 0.5)
+    assert len(folder.metrics()) == 2
+    code, _, _ = call("run", *SMALL, "--algorithm", "fedprox:mu=0.5")
+    assert code == 0
+    assert RunFolder(tmp_path / "runs" / "fedprox-synthetic-shards-seed0-2").started
+
+
+def test_resume_needs_no_more_than_the_folder_and_extends(call, tmp_path):
+    call("run", *SMALL, "--out", "x")
+    assert call("run", "--resume", "--out", "x")[0] == 0
+    assert call("run", *SMALL, "--out", "x", "--resume", "--rounds", "3")[0] == 0
+    assert len(RunFolder(tmp_path / "x").metrics()) == 3
+    code, _, err = call("run", *SMALL, "--out", "x")
+    assert code == 2
+    assert "--resume" in err
+
+
+def test_settings_come_from_a_file_and_options_override_it(call, tmp_path):
+    (tmp_path / "c.yaml").write_text("algorithm: fedavg\nrounds: 9\ntraining: {lr: 0.5}\n")
+    assert call("run", "c.yaml", *SMALL, "--out", "x", "--batch-size", "5")[0] == 0
+    made = configs.make(RunFolder(tmp_path / "x").config())
+    assert (made.rounds, made.training.lr, made.training.batch_size) == (2, 0.5, 5)
+
+
+def test_compare_prints_every_algorithm_and_pairs_seeds(call, tmp_path):
+    code, out, _ = call(
+        "compare", "fedavg", "fedntd", "fedseq", *SMALL, "--seeds", "2", "--json", "t.json", "--out", "all"
+    )
+    assert code == 0
+    assert "fedntd" in out
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert [r["name"] for r in rows] == ["fedavg", "fedntd", "fedseq"]
+    assert [len(r["accuracy"]) for r in rows] == [2, 2, 2]
+    runs = [configs.make(RunFolder(p).config()) for p in sorted((tmp_path / "all").iterdir())]
+    assert {r.seed for r in runs} == {0, 1}
+    parts = {
+        seed: {(p / "partition.json").read_text() for p in (tmp_path / "all").glob(f"*-seed{seed}")}
+        for seed in (0, 1)
+    }
+    assert all(len(p) == 1 for p in parts.values())  # one federation for all algorithms of a seed
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--algorithm", "fedntt"], "unknown algorithm 'fedntt'; did you mean 'fedntd'?"),
+        (["run", "--clients", "many"], "clients = 'many' is not a whole number"),
+        (["run", "-s", "trainig.lr=1"], "config has no 'trainig'; did you mean 'training'?"),
+        (["run", "-s", "nonsense"], "give key=value"),
+        (["run", "--lr", "0"], "lr = '0' must be > 0"),
+        (["run", "nowhere.yaml"], "nowhere.yaml cannot be read"),
+        (["run", "--backend", "seriel", *SMALL], "did you mean 'serial'?"),
+        (["run", "--resume", "--out", "nowhere"], "cannot be read"),
+        (["run", "--algorithm", "mine.py:Mine"], "there is no file"),
+        (["compare", "fedavg", "fedavg"], "named twice"),
+        (["list", "algoritms"], "did you mean 'algorithms'?"),
+        (["show", "algorithm", "fedavgg"], "did you mean 'fedavg'?"),
+        (["partition", "--partition", "shards:900", "--clients", "20", "--dataset", "digits"], "shards"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence_and_exit_2(call, words, said):
+    code, _, err = call(*words)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["fedrecall", "--debug", "list", "nothing"])
+    with pytest.raises(ValueError, match="nothing"):
+        main()
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "datasets", "partitions", "models", "measures"])
+def test_list_names_everything(call, kind):
+    from fedrecall.cli.commands.inspect import KINDS
+
+    code, out, _ = call("list", kind)
+    assert code == 0
+    words = out.split()
+    assert all(name in words for name in KINDS[kind])
+
+
+def test_show_explains_hyperparameters_and_counts_what_travels(call):
+    code, out, _ = call("show", "algorithm", "fedprox")
+    assert code == 0
+    assert "mu" in out
+    assert "0.1" in out
+    assert "1.00 ×" in out
+
+
+def test_partition_draws_saves_and_pictures(call, tmp_path):
+    from fedrecall.data import partitions
+
+    code, out, _ = call(
+        "partition", "--dataset", "digits", "--clients", "10", "--save", "p.json", "--picture", "p.png"
+    )
+    assert code == 0
+    assert "classes a client" in out
+    parts, _ = partitions.load(tmp_path / "p.json")
+    assert sum(map(len, parts)) == 1438
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_doctor_says_what_is_here(call):
+    code, out, _ = call("doctor")
+    assert code == 0
+    assert "torch" in out
+    assert "digits" in out
+
+
+def test_every_command_has_help_with_an_example_or_a_sentence():
+    import typer.main
+
+    group = typer.main.get_command(app)
+    for command in group.commands.values():
+        assert command.help, command.name
+        for option in command.params:
+            if option.name != "help" and option.param_type_name == "option":
+                assert option.help, (command.name, option.name)

@@ -1,0 +1,65 @@
+import pytest
+
+from fedrecall import config as configs
+from fedrecall.config import Config
+from fedrecall.errors import UserError
+
+
+def test_the_effective_config_makes_itself_again():
+    made = configs.make(
+        {"algorithm": "fedprox:0.3", "partition": "lda:0.5", "training": {"lr": 0.1}, "sample": 0.2}
+    )
+    again = configs.make(configs.as_dict(made))
+    assert again == made
+    assert made.algorithm == {"name": "fedprox", "mu": 0.3}
+    assert made.sampled == 20
+
+
+@pytest.mark.parametrize(
+    ("sample", "clients", "expected"), [(0.1, 100, 10), (0.001, 100, 1), (7, 100, 7), (1, 5, 1)]
+)
+def test_a_share_below_one_and_a_count_above(sample, clients, expected):
+    assert Config(sample=sample, clients=clients).sampled == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"rouns": 3}, "config has no 'rouns'; did you mean 'rounds'?"),
+        ({"rounds": 0}, "rounds = 0 must be >= 1"),
+        ({"sample": 20, "clients": 10}, "there are not that many"),
+        ({"chains": 11}, "at least as many sampled clients"),
+        ({"precision": "float16"}, "one of float32, float64, bfloat16"),
+        ({"measures": ["nothing"]}, "unknown measure"),
+        ({"training": {"momentum": 1.0}}, "momentum = 1.0 must be in [0, 1)"),
+        ({"training": 3}, "training must be a mapping"),
+        ({"augmentation": "crap"}, "unknown augmentation"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_is_allowed(values, said):
+    with pytest.raises(UserError) as caught:
+        configs.make(values)
+    assert said in str(caught.value)
+
+
+def test_dotted_keys_reach_into_specs_and_sections():
+    values = configs.override({"algorithm": "fedntd:beta=2"}, {"algorithm.tau": "3", "training.lr": "0.5"})
+    made = configs.make(values)
+    assert made.algorithm["beta"] == 2
+    assert made.algorithm["tau"] == 3
+    assert made.training.lr == 0.5
+    assert configs.make(configs.override({}, {"partition.s": 3})).partition == {"name": "shards", "s": 3}
+
+
+@pytest.mark.parametrize("content", ["a: [", "- 1", "\x00", "&a [*a]", "!!python/object/apply:os.getcwd []"])
+def test_a_bad_yaml_file_is_a_sentence(tmp_path, content):
+    path = tmp_path / "c.yaml"
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"c\.yaml"):
+        configs.load(path)
+
+
+def test_an_empty_yaml_file_is_the_defaults(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("# nothing\n")
+    assert configs.make(configs.load(path)) == Config()

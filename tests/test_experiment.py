@@ -1,0 +1,203 @@
+"""The loop over rounds: what it records, and that it can be stopped, resumed, extended, refused."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import fedrecall
+from fedrecall import config as configs
+from fedrecall import trees
+from fedrecall.data import partitions
+from fedrecall.errors import UserError
+from fedrecall.experiment import Experiment, Interrupted
+from fedrecall.measures.accuracy import evaluate
+from fedrecall.records import RunFolder
+
+SMALL = {
+    "algorithm": "fedntd",
+    "dataset": "synthetic:classes=4,train=160,test=80,size=8",
+    "model": "mlp:8",
+    "clients": 8,
+    "sample": 3,
+    "rounds": 4,
+    "seed": 3,
+    "backend": "serial",
+    "training.local_epochs": 2,
+    "training.batch_size": 7,
+}
+
+
+def config(**changes):
+    values = SMALL | changes
+    flat = {k: v for k, v in values.items() if "." not in k}
+    return configs.make(configs.override(flat, {k: v for k, v in values.items() if "." in k}))
+
+
+def same(a, b):
+    a, b = trees.arrays(a), trees.arrays(b)
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+@pytest.fixture(scope="module")
+def straight():
+    return Experiment(config()).run()
+
+
+def test_the_record_says_what_happened(straight):
+    assert [r["round"] for r in straight.history] == [1, 2, 3, 4]
+    curve = np.array([r["class_accuracy"] for r in straight.history])
+    last = straight.history[-1]
+    assert last["forgetting"] == pytest.approx(np.mean(np.max(curve[:3], 0) - curve[3]))
+    a, b = curve[2], curve[3]
+    assert last["consistency"] == pytest.approx(a @ b / np.sqrt((a @ a) * (b @ b)))
+    assert last["lr"] == pytest.approx(0.01 * 0.99**3)
+    assert sorted(len(c) for c in last["chains"]) == [1, 1, 1]
+    model_bytes = trees.size_in_bytes(straight.weights)
+    assert last["bytes_down"] == last["bytes_up"] == 3 * model_bytes
+    again = evaluate(straight.model, straight.weights, straight.federation.test)
+    assert straight.accuracy == np.trace(again.confusion) / 80
+
+
+def test_the_folder_says_what_made_the_run(tmp_path):
+    Experiment(config(rounds=1), tmp_path / "run").run()
+    folder = tmp_path / "run"
+    assert configs.make(json.loads((folder / "config.json").read_text())) == config(rounds=1)
+    made = json.loads((folder / "made.json").read_text())[0]
+    assert {"command", "versions", "cpu", "git", "started", "threads"} <= made.keys()
+    assert torch.__version__.startswith(made["versions"]["torch"].split("+")[0])
+    parts, _ = partitions.load(folder / "partition.json", 160)
+    assert len(parts) == 8
+
+
+def test_a_run_is_stopped_by_a_signal_after_its_round_and_resumes_bit_for_bit(tmp_path, straight):
+    class Killer:
+        def begin(self, config, history):
+            pass
+
+        def record(self, record):
+            if record["round"] == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.01)
+
+        def end(self):
+            pass
+
+    with pytest.raises(Interrupted) as stopped:
+        Experiment(config(), tmp_path / "run", sinks=[Killer()]).run()
+    assert stopped.value.signum == signal.SIGTERM
+    assert len(RunFolder(tmp_path / "run").metrics()) in (2, 3)
+    assert same(Experiment(config(), tmp_path / "run", resume=True).run().weights, straight.weights)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_finished_run_can_be_extended(tmp_path, straight):
+    Experiment(config(rounds=2), tmp_path / "run").run()
+    assert same(Experiment(config(), tmp_path / "run", resume=True).run().weights, straight.weights)
+    done = Experiment(config(), tmp_path / "run", resume=True).run()  # nothing left to do
+    assert same(done.weights, straight.weights)
+    assert len(done.history) == 4
+
+
+def test_a_damaged_checkpoint_costs_a_round_and_no_more(tmp_path, straight):
+    Experiment(config(rounds=3), tmp_path / "run").run()
+    path = tmp_path / "run" / "checkpoints" / "round-000003.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    again = Experiment(config(), tmp_path / "run", resume=True)
+    assert len(again.history) == 2
+    assert same(again.run().weights, straight.weights)
+
+
+def test_a_run_without_a_whole_checkpoint_starts_again(tmp_path, straight):
+    Experiment(config(rounds=1), tmp_path / "run").run()
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        path.unlink()
+    again = Experiment(config(), tmp_path / "run", resume=True)
+    assert again.history == []
+    assert same(again.run().weights, straight.weights)
+
+
+def test_only_what_does_not_change_the_result_may_change_on_resume(tmp_path):
+    Experiment(config(rounds=1), tmp_path / "run").run()
+    with pytest.raises(UserError, match="already holds a run"):
+        Experiment(config(rounds=2), tmp_path / "run")
+    with pytest.raises(UserError, match="seed = 3, not 4"):
+        Experiment(config(rounds=2, seed=4), tmp_path / "run", resume=True)
+    Experiment(config(rounds=2, evaluate_every=2, measures=["locals"]), tmp_path / "run", resume=True).run()
+
+
+def test_a_refused_run_leaves_the_folder_free(tmp_path):
+    with pytest.raises(UserError):
+        Experiment(
+            config(dataset="synthetic:classes=4,train=16,test=80,size=8", partition="lda:0.1"), tmp_path / "x"
+        )
+    RunFolder(tmp_path / "x").acquire()
+
+
+def test_evaluation_every_n_rounds_and_always_the_last():
+    history = Experiment(config(evaluate_every=3)).run().history
+    assert [r["round"] for r in history if "accuracy" in r] == [3, 4]
+    assert history[-1]["forgetting"] is not None
+
+
+def test_checkpoints_every_n_rounds_and_always_the_last(tmp_path):
+    Experiment(config(checkpoint_every=3), tmp_path / "run").run()
+    assert [c.round_number for c in RunFolder(tmp_path / "run").checkpoints()] == [4, 3]
+
+
+def test_measures_are_recorded_with_their_cost():
+    history = Experiment(config(measures=["locals"])).run().history
+    last = history[-1]
+    measured = last["measures"]["locals"]
+    assert len(measured["in_local"]["local"]) == 3
+    assert last["seconds"]["measures"]["locals"] > 0
+
+
+def test_exploding_clients_stop_the_run_if_all_fail_and_the_last_good_model_stays(tmp_path):
+    Experiment(config(rounds=1), tmp_path / "run").run()
+    exploding = config(**{"training.lr": 1e30, "algorithm": "fedavg"})
+    with pytest.raises(UserError, match=r"every client of the round failed, first client \d+, round 1, step"):
+        Experiment(exploding, tmp_path / "other").run()
+
+
+def test_a_failure_can_stop_the_run():
+    with pytest.raises(UserError, match=r"client \d+, round 1, step \d+.*The last good model is kept"):
+        Experiment(config(**{"training.lr": 1e30, "on_failure": "stop"})).run()
+
+
+def test_a_run_outside_the_main_thread_works(straight):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(Experiment(config()).run()))
+    thread.start()
+    thread.join()
+    assert same(found[0].weights, straight.weights)
+
+
+def test_five_lines_of_python(straight):
+    result = fedrecall.run(**SMALL)
+    assert same(result.weights, straight.weights)
+    given = fedrecall.run(**(SMALL | {"dataset": straight.federation.dataset}))
+    assert same(given.weights, straight.weights)
+
+
+def test_the_seed_of_the_partition_can_stand_alone():
+    one, two = config(partition_seed=1, seed=0), config(partition_seed=1, seed=5)
+    a, b = Experiment(one).federation, Experiment(two).federation
+    assert all((p == q).all() for p, q in zip(a.parts, b.parts, strict=True))
+
+
+def test_auxiliary_examples_are_the_servers_alone():
+    federation = Experiment(config(auxiliary_per_class=5)).federation
+    held = set(federation.auxiliary_part.tolist())
+    assert torch.equal(federation.auxiliary.counts, torch.full((4,), 5))
+    assert held.isdisjoint(np.concatenate(federation.parts).tolist())
+    assert len(held) + sum(map(len, federation.parts)) == 160
+    with pytest.raises(UserError, match="class 0 has 40"):
+        Experiment(config(auxiliary_per_class=41))
