@@ -31,12 +31,20 @@ from fedrecall.data.federation import Federation, set_apart
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.measures import MEASURES
-from fedrecall.measures.accuracy import accuracy, class_accuracy, consistency, evaluate, forgetting
+from fedrecall.measures.accuracy import (
+    Evaluation,
+    accuracy,
+    class_accuracy,
+    consistency,
+    evaluate,
+    forgetting,
+)
 from fedrecall.measures.moment import Moment
 from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.networks import build
 from fedrecall.records import Checkpoint, RunFolder
+from fedrecall.training import Failure
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 
@@ -97,10 +105,14 @@ class Experiment:
         *,
         resume: bool = False,
         dataset: Dataset | None = None,
+        federation: Federation | None = None,
         data_root: Path | None = None,
         sinks: Sequence[Sink] = (),
     ):
-        """``dataset`` replaces the one that the config names; ``out`` is the run folder, if any."""
+        """``dataset`` replaces the one that the config names; ``out`` is the run folder, if any.
+
+        ``federation`` replaces the one that the config describes: of clients whose data are elsewhere.
+        """
         self.config = config
         self.folder = RunFolder(Path(out)) if out is not None else None
         self.sinks = list(sinks)
@@ -108,7 +120,7 @@ class Experiment:
         if self.folder is not None:
             self._claim(self.folder, resume)
         try:
-            self._build(dataset, data_root)
+            self._build(dataset, federation, data_root)
         except BaseException:
             if self.folder is not None:
                 self.folder.release()
@@ -134,22 +146,26 @@ class Experiment:
             folder.release()
             raise
 
-    def _build(self, dataset: Dataset | None, data_root: Path | None) -> None:
+    def _build(self, dataset: Dataset | None, given: Federation | None, data_root: Path | None) -> None:
         config = self.config
         self.algorithm: FedAvg = ALGORITHMS.make(config.algorithm)
-        dataset = dataset if dataset is not None else load(config.dataset, root=data_root)
-        self.federation = federate(config, dataset, self.algorithm, self.folder)
-        self.model = make_model(config, dataset, self.algorithm)
+        if given is None:
+            dataset = dataset if dataset is not None else load(config.dataset, root=data_root)
+            self.federation = federate(config, dataset, self.algorithm, self.folder)
+        else:
+            self.federation = given
+        self.model = make_model(config, self.federation.dataset, self.algorithm)
         weights = self.model.initial()
         self.server = self.algorithm.start(weights)
         self.measures = {MEASURES.parse(spec)[0]: MEASURES.make(spec) for spec in config.measures}
-        memories = self.folder.path / "memories" if self.folder else None
-        self.memories = Memories(self.algorithm.remember(weights), memories)
+        memory = self.algorithm.remember(weights)
+        self.memory_bytes = trees.size_in_bytes(memory)
+        self.memories = self.open_memories(memory, self.folder.path / "memories" if self.folder else None)
         self.history: list[dict[str, Any]] = []
         if self.folder is not None and self.folder.started:
             self._restore(self.folder)
         if self.folder is not None:
-            if not self.folder.started:
+            if not self.folder.started and given is None:
                 partitions.save(self.folder.path / "partition.json", *describe(self.federation))
             files.write_json(self.folder.path / "config.json", configs.as_dict(config))
             _note_start(self.folder.path / "made.json")
@@ -255,7 +271,7 @@ class Experiment:
             round_number=number,
         )
         failures = [v.failure for v in played.visits if v.failure is not None]
-        self._check_failures(failures, len(played.visits))
+        self.check_failures(failures, len(played.visits))
         self.server = played.server
         good = [v for v in played.visits if v.failure is None]
         record: dict[str, Any] = {
@@ -266,11 +282,11 @@ class Experiment:
             "failures": [str(f) for f in failures],
             "bytes_down": played.bytes_down,
             "bytes_up": played.bytes_up,
-            "memory_bytes": trees.size_in_bytes(self.memories.template),
+            "memory_bytes": self.memory_bytes,
             "seconds": {"train": clock.lap(), "clients": [round(v.seconds, 6) for v in played.visits]},
         }
         if number % config.evaluate_every == 0 or number == config.rounds:
-            evaluation = evaluate(self.model, self.server.weights, self.federation.test)
+            evaluation = self.evaluation(self.server.weights)
             record |= self._accuracies(evaluation.confusion, evaluation.loss)
             record["seconds"]["evaluate"] = clock.lap()
             moment = Moment(
@@ -292,7 +308,16 @@ class Experiment:
         for sink in self.sinks:
             sink.record(record)
 
-    def _check_failures(self, failures: Sequence[Any], visits: int) -> None:
+    def open_memories(self, template: Any, folder: Path | None) -> Memories:
+        """Where clients' memories are, given any of them; a host may keep them elsewhere."""
+        return Memories(template, folder)
+
+    def evaluation(self, weights: Weights) -> Evaluation:
+        """The model on the test set; a host may have it elsewhere."""
+        return evaluate(self.model, weights, self.federation.test)
+
+    def check_failures(self, failures: Sequence[Failure], visits: int) -> None:
+        """Raise UserError if a round with these failures cannot count."""
         if failures and self.config.on_failure == "stop":
             raise UserError(f"{failures[0]}. The last good model is kept.")
         if len(failures) == visits:
@@ -367,7 +392,8 @@ def federate(
     per_class = algorithm.auxiliary_per_class if per_class is None else per_class
     if per_class < algorithm.auxiliary_per_class:
         raise UserError(
-            f"{config.algorithm['name']} needs auxiliary_per_class >= {algorithm.auxiliary_per_class}, not {per_class}."
+            f"{config.algorithm['name']} needs auxiliary_per_class >= {algorithm.auxiliary_per_class}, "
+            f"not {per_class}."
         )
     rest, auxiliary = np.arange(len(labels), dtype=np.int64), None
     if per_class:

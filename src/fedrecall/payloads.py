@@ -12,7 +12,7 @@ from torch import Tensor
 from fedrecall import streams, trees
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.data.client import ClientData
-from fedrecall.models.model import Model
+from fedrecall.models.model import Model, Weights
 from fedrecall.training import Recipe, visit
 
 
@@ -27,9 +27,8 @@ class Payloads(NamedTuple):
 def declared(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: int) -> Payloads:
     """What travels down and up and what a client keeps, as trees of the right names, shapes and types."""
     weights = model.initial()
-    dtype = next(iter(weights.params.values())).dtype
-    data = _made_up(shape, classes, dtype)
-    down = algorithm.broadcast(model, algorithm.start(weights), data)
+    data = _made_up(shape, classes, _dtype(weights))
+    down = declared_down(algorithm, model, shape, classes)
     done = visit(
         algorithm,
         model,
@@ -45,19 +44,39 @@ def declared(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: i
     return Payloads(down, done.up, done.memory)
 
 
-def check(arrays: dict[str, Tensor], template: Any, what: str) -> Any:
-    """The tree in these arrays, or a ValueError that says how they differ from what is declared."""
+def declared_down(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: int) -> Any:
+    """What travels down in the first round; what there is none of yet has a dimension of 0."""
+    weights = model.initial()
+    return algorithm.broadcast(model, algorithm.start(weights), _made_up(shape, classes, _dtype(weights)))
+
+
+def check(arrays: dict[str, Tensor], template: Any, what: str, *, growing: bool = False) -> Any:
+    """The tree in these arrays, or a ValueError that says how they differ from what is declared.
+
+    With ``growing`` a dimension that is declared as 0 may be of any size: there may be teachers in
+    a later round.
+    """
     tree = trees.restore(template, arrays, what)
     for (name, expected), (_, given) in zip(trees.leaves(template), trees.leaves(tree), strict=True):
         if given.dtype != expected.dtype:
             raise ValueError(f"{what}: {name!r} is {given.dtype}, declared is {expected.dtype}")
-        if given.shape != expected.shape:
+        if not _fits(given.shape, expected.shape, growing):
             raise ValueError(
                 f"{what}: {name!r} has shape {list(given.shape)}, declared is {list(expected.shape)}"
             )
     if not trees.finite(tree):
         raise ValueError(f"{what} holds NaN or Inf")
     return tree
+
+
+def _fits(given: torch.Size, expected: torch.Size, growing: bool) -> bool:
+    if not growing or len(given) != len(expected):
+        return given == expected
+    return all(g == e or e == 0 for g, e in zip(given, expected, strict=True))
+
+
+def _dtype(weights: Weights) -> torch.dtype:
+    return next(iter(weights.params.values())).dtype
 
 
 def _made_up(shape: tuple[int, ...], classes: int, dtype: torch.dtype) -> ClientData:
