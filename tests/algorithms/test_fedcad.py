@@ -45,7 +45,7 @@ def test_loss_mixes_label_and_teacher_class_by_class():
     algorithm = FedCAD(tau=2)
     alpha = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
     half = Weights({"scale": torch.tensor(0.5, dtype=torch.float64)}, {})
-    batch = DATA.batch()
+    batch = Local([[0.8, 0.1, 0.1], [0.5, 0.3, 0.2], [0.6, 0.3, 0.1]], [0, 2, 1]).batch()
     found = algorithm.loss(readable.student({}, torch.tensor(0)), weights.params, Anchor(half, alpha), batch)
     terms = []
     for x, y in zip(batch.x.numpy(), batch.y.tolist(), strict=True):

@@ -14,7 +14,7 @@ from fedrecall.specs import POSITIVE, UNIT
 
 @dataclass(frozen=True)
 class FedLSD(FedAvg):
-    """Local self-distillation (Lee et al., arXiv 2106.03097v1, as He et al. state it in FedCAD, eq. 1 and 2).
+    """Local self-distillation (Lee et al., arXiv 2106.03097, as He et al. state it in FedCAD, eq. 1 and 2).
 
     (1 - alpha) CE + alpha L_d, L_d the cross-entropy of the student with the teacher's soft labels,
     without tau^2. No source gives alpha; the default is FedCAD's lower bound.
