@@ -61,6 +61,11 @@ CASES = [
     Case("fedcad", equals={"beta": 0, "gamma": 0}, teacher=True),
     Case("fedssd", equals={"m_max": 0}, teacher=True, settings=WELL_TRAINED),
     Case("fedseq"),
+    Case("cwc:lam=0.1", equals={"lam": 0}, like="fedseq"),
+    Case("sfedkd:teachers=2", equals={"gamma": 0, "beta": 0}, like="fedseq"),
+    Case("fedseq+aver", equals={"beta": 0}, like="fedseq"),
+    Case("fedseq+ebkd", equals={"teachers": 0}, like="fedseq"),
+    Case("fedseq+ca-mkd", equals={"beta": 0}, like="fedseq"),
 ]
 
 # Other settings of the same hooks: for the tests that an option could break.
@@ -71,6 +76,11 @@ VARIANTS = [
     Case("fedssd:m_max=1,square_weights=false", equals={"m_max": 0}, teacher=True, settings=WELL_TRAINED),
     Case("fedssd:distillation=mse", equals={"m_max": 0}, teacher=True),
     Case("fedssd:distillation=kl", equals={"m_max": 0}, teacher=True),
+    Case("sfedkd", equals={"teachers": 0}, like="fedseq", settings={"augmentation": "flip"}),
+    Case(
+        "sfedkd:selection=random,teachers=2,g=uniform,metric=js,tau=2", equals={"teachers": 0}, like="fedseq"
+    ),
+    Case("sfedkd:share=laplace,noise=0.1,h=uniform,metric=l1", equals={"teachers": 0}, like="fedseq"),
 ]
 
 
