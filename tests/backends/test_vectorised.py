@@ -1,0 +1,359 @@
+"""A stack of clients is the same clients one after another, whatever they are and however it is computed."""
+
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.algorithms.cases import CASES, Case, assert_same, data, each, experiment
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from fedrecall import trees
+from fedrecall.algorithms.fedavg import Anchor, FedAvg
+from fedrecall.algorithms.fedntd import FedNTD
+from fedrecall.backends import vectorised
+from fedrecall.backends.backend import Job, Work
+from fedrecall.backends.serial import Serial
+from fedrecall.backends.vectorised import Options, Plan, Vectorised, local_training, mixes_examples, stacked
+from fedrecall.batches import Batch
+from fedrecall.data.store import export
+from fedrecall.errors import UserError
+from fedrecall.models.model import Model, Params, Student
+from fedrecall.training import Begun, Visit
+
+# What vmap cannot map it computes in a loop, with a warning.
+pytestmark = pytest.mark.filterwarnings("error:There is a performance drop")
+
+NET = f"{Path(__file__).with_name('vectorised_net.py')}:Net"
+HARD = {"model": NET, "augmentation": "crop:1+flip+cutout:2", "partition": "lda:0.5", "rounds": 2}
+HARD |= {"training": {"local_epochs": 2, "batch_size": 20}}
+
+
+def ready(algorithm: Any = "fedntd", **settings: Any) -> Work:
+    training = {"local_epochs": 2, "batch_size": 10, **settings.pop("training", {})}
+    return experiment(algorithm, **{"augmentation": "crop:1+flip", "training": training, **settings}).work
+
+
+def jobs(work: Work, clients: Any = None) -> list[Job]:
+    algorithm, weights = work.algorithm, work.model.initial()
+    down = algorithm.broadcast(work.model, algorithm.start(weights), work.federation.auxiliary)
+    clients = range(len(work.federation)) if clients is None else clients
+    return [Job(g, k, 2, down, algorithm.remember(weights)) for g, k in enumerate(clients)]
+
+
+def assert_visits_agree(found: Any, expected: Any, tolerance: float = 1e-12) -> None:
+    found, expected = list(found), list(expected)
+    assert [v.client for v in found] == [v.client for v in expected]
+    for a, b in zip(found, expected, strict=True):
+        assert (a.examples, a.failure) == (b.examples, b.failure)
+        if a.failure is None:
+            assert math.isclose(a.loss, b.loss, rel_tol=1e-11)
+        assert_same((a.up, a.memory), (b.up, b.memory), tolerance, f"client {a.client}")
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize(**each())
+def test_every_algorithm_with_ragged_clients_dropout_augmentation_and_batch_norm(case: Case, norm: str):
+    settings = HARD | case.settings | {"model": f"{NET}:norm={norm}"}
+    expected, found = (
+        experiment(case.spec, **settings),
+        experiment(case.spec, backend="vectorised", **settings),
+    )
+    losses = [r["train_loss"] for r in expected.run().history]
+    np.testing.assert_allclose([r["train_loss"] for r in found.run().history], losses, rtol=1e-11)
+    assert_same(found.server, expected.server, 1e-12)
+    for client in range(6):
+        mine, theirs = (e.memories.get(client, lambda: ()) for e in (found, expected))
+        assert_same(mine, theirs, 1e-12, f"memory of client {client}")
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(chunk=1),
+        Options(chunk=4),
+        Options(chunk=2, lanes=2),
+        Options(chunk=1, lanes=9),
+        Options(convolutions="matmul"),
+    ],
+    ids=str,
+)
+def test_options_change_how_but_not_what(options: Options, norm: str):
+    work = ready(model=f"{NET}:norm={norm}")
+    backend = Vectorised(work, options)
+    assert_visits_agree(backend.map(jobs(work)), Serial(work).map(jobs(work)))
+    some = [3, 0, 5]
+    assert_visits_agree(backend.map(jobs(work, some)), Serial(work).map(jobs(work, some)))
+    assert list(backend.map([])) == []
+
+
+def test_runs_out_of_memory_and_goes_on_with_smaller_stacks(monkeypatch: pytest.MonkeyPatch):
+    tried: list[int] = []
+
+    def small(begun: Any, *args: Any) -> Any:
+        tried.append(len(begun))
+        if len(begun) > 3:
+            raise torch.OutOfMemoryError
+        return stacked(begun, *args)
+
+    monkeypatch.setattr(vectorised, "stacked", small)
+    work = ready("scaffold")
+    assert_visits_agree(Vectorised(work).map(jobs(work)), Serial(work).map(jobs(work)))
+    assert tried == [6, 3, 3]
+    for step in ("stacked", "visit"):
+        monkeypatch.setattr(vectorised, step, nothing_fits)
+    with pytest.raises(torch.OutOfMemoryError):
+        list(Vectorised(work, Options(chunk=2)).map(jobs(work)))
+
+
+def nothing_fits(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError
+
+
+def begun(work: Work, clients: Any = None) -> list[Begun]:
+    found = [Vectorised._begin(work, job) for job in jobs(work, clients)]
+    return sorted(found, key=lambda b: -b.sgd.steps)
+
+
+def test_the_model_that_arrived_is_shared_and_not_stacked():
+    work = ready()
+    plan = Plan(begun(work), 10, False, torch.device("cpu"))
+    assert set(plan.shared) == {True}
+    given: list[torch.Size] = []
+
+    @dataclass(frozen=True)
+    class Looking(FedNTD):
+        def loss(self, model: Student, params: Params, anchor: Anchor, batch: Batch) -> Tensor:
+            given.extend(w.shape for w in anchor.weights.params.values())
+            assert not any(torch._C._functorch.is_batchedtensor(w) for w in anchor.weights.params.values())
+            return super().loss(model, params, anchor, batch)
+
+    list(Vectorised(replace(work, algorithm=Looking())).map(jobs(work)))
+    assert given
+    # Two models that arrived are two teachers, stacked.
+    two = begun(work, [0, 1])
+    other = trees.detached(two[1].anchor)
+    assert set(Plan([two[0], two[1]._replace(anchor=other)], 10, False, torch.device("cpu")).shared) == {
+        False
+    }
+
+
+def test_a_step_is_taken_by_those_who_still_train_and_by_nobody_else():
+    sizes = [25, 20, 7]  # batches of 10: 3, 2 and 1 an epoch
+    some = sorted(begun(ready()), key=lambda b: -len(b.data))[:3]
+    few = [b._replace(data=_Cut(b.data, n), draws=_cut(b.draws, n)) for b, n in zip(some, sizes, strict=True)]
+    few = [b._replace(sgd=b.sgd._replace(steps=2 * -(-n // 10))) for b, n in zip(few, sizes, strict=True)]
+    plan = Plan(few, 10, False, torch.device("cpu"))
+    rows = [[(p.rows.stop, p.width, p.filled) for p in step] for step in plan.steps]  # type: ignore[union-attr]
+    # Widths: 10 10 5 10 10 5 / 10 10 10 10 / 7 7
+    assert rows == [
+        [(3, 10, True)],
+        [(3, 10, True)],
+        [(2, 10, True)],
+        [(2, 10, False)],
+        [(1, 10, False)],
+        [(1, 5, False)],
+    ]
+    plan = Plan(few, 10, True, torch.device("cpu"))
+    groups = [[(torch.arange(3)[p.rows].tolist(), p.width) for p in step] for step in plan.steps]
+    assert groups == [
+        [([0, 1], 10), ([2], 7)],
+        [([0, 1], 10), ([2], 7)],
+        [([1], 10), ([0], 5)],
+        [([0, 1], 10)],
+        [([0], 10)],
+        [([0], 5)],
+    ]
+
+
+class _Cut:
+    """A client with fewer examples."""
+
+    def __init__(self, whole: Any, n: int):
+        self.x, self.y = whole.x[:n], whole.y[:n]
+        self.augmentation, self.dtype, self.mean, self.std = (
+            whole.augmentation,
+            whole.dtype,
+            whole.mean,
+            whole.std,
+        )
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+def _cut(draws: Any, n: int) -> Any:
+    return draws._replace(order=draws.order[:, :n])
+
+
+def test_a_learning_rate_that_is_a_tensor_is_the_same_rate():
+    work = ready("scaffold", model=f"{NET}:norm=batch")
+
+    def train(as_tensor: bool) -> Any:
+        plan = Plan(begun(work), 10, True, torch.device("cpu"))
+        stack = stacked(begun(work), 10, plan.axes, torch.device("cpu"))
+        if as_tensor:  # as in a graph, which takes it from the stack and nowhere else
+            plan.sgd = plan.sgd._replace(lr=math.nan)
+        return local_training(work.algorithm, work.model, plan, stack, stack.lr if as_tensor else None)
+
+    assert_same(train(True), train(False), 1e-13)
+
+
+@dataclass(frozen=True)
+class Poisoned(FedAvg):
+    """Loses its mind at the first example of class 0."""
+
+    def loss(self, model: Student, params: Params, anchor: Anchor, batch: Batch) -> Tensor:
+        values = super().loss(model, params, anchor, batch)
+        mask = torch.ones_like(batch.y, dtype=torch.bool) if batch.mask is None else batch.mask
+        return torch.where(((batch.y == 0) & mask).any(), torch.nan, values)
+
+
+def test_a_failing_client_harms_nobody_else():
+    work = replace(ready(partition="shards:1", clients=6), algorithm=Poisoned())
+    found = list(Vectorised(work).map(jobs(work)))
+    assert {v.failure is None for v in found} == {True, False}
+    assert_visits_agree(found, Serial(work).map(jobs(work)))
+
+
+def test_a_client_without_examples_is_refused_like_anywhere():
+    work = ready()
+    parts = [*work.federation.parts[:2], np.empty(0, dtype=np.int64), *work.federation.parts[3:]]
+    work = replace(work, federation=replace(work.federation, parts=parts))
+    found = list(Vectorised(work).map(jobs(work)))
+    assert "no examples" in str(found[2].failure)
+    assert_visits_agree(found, Serial(work).map(jobs(work)))
+    (alone,) = Vectorised(work).map(jobs(work, [2]))
+    assert alone.failure is not None
+
+
+def test_an_upload_does_not_keep_the_stack_alive():
+    work = ready("moon")
+    for visit in Vectorised(work).map(jobs(work)):
+        for name, t in trees.leaves((visit.up, visit.memory)):
+            assert t.untyped_storage().nbytes() == t.numel() * t.element_size(), name
+
+
+def test_the_seconds_of_the_clients_add_up():
+    work = ready()
+    found: list[Visit] = list(Vectorised(work).map(jobs(work)))
+    assert all(v.seconds > 0 for v in found)
+    per_step = [v.seconds / work.recipe.steps(v.examples) for v in found]
+    assert max(per_step) == pytest.approx(min(per_step))
+
+
+def test_several_federations_at_once_are_each_of_them_alone():
+    works = [
+        ready(seed=s, partition=p, training={"lr": lr}) for s, p, lr in [(1, "iid", 0.1), (2, "lda:1", 0.01)]
+    ]
+    tasks = [
+        (w, job)
+        for pair in zip(*(jobs(w) for w in works), strict=True)
+        for w, job in zip(works, pair, strict=True)
+    ]
+    found = list(Vectorised(works[0]).map_all(tasks))
+    for i, work in enumerate(works):
+        assert_visits_agree(found[i::2], Serial(work).map(jobs(work)))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(3, 5, 3),
+        nn.Conv2d(3, 5, (3, 2), stride=(2, 1), padding=(1, 0), bias=False),
+        nn.Conv2d(3, 5, 4, padding="same"),
+        nn.Conv2d(3, 5, 3, dilation=2),
+        nn.Conv2d(3, 6, 3, groups=3),
+        nn.Conv2d(3, 5, 3, padding=1, padding_mode="circular"),
+    ],
+    ids=str,
+)
+def test_a_convolution_as_a_matrix_product(layer: nn.Conv2d):
+    layer = layer.double()
+    plain = Model(nn.Sequential(layer))
+    product = vectorised.with_matmul_convolutions(plain)
+    kinds = {type(m) for m in product._train.modules()}
+    special = layer.groups > 1 or layer.dilation != (1, 1) or layer.padding_mode != "zeros"
+    assert (vectorised._MatmulConv2d in kinds) != special
+    x = torch.randn(4, 3, 7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    params = plain.initial().params
+
+    def wave(model: Model, params: Params, x: Tensor) -> Tensor:
+        return model.student({}, torch.tensor(0))(params, x).sin().sum()
+
+    for a, b in [
+        (plain.student({}, torch.tensor(0))(params, x), product.student({}, torch.tensor(0))(params, x)),
+        (grad(wave, 1)(plain, params, x), grad(wave, 1)(product, params, x)),
+        (grad(wave, 2)(plain, params, x), grad(wave, 2)(product, params, x)),
+    ]:
+        assert_same(a, b, 1e-13)
+    stack = trees.stack([params, trees.transform(lambda p: 2 * p, params)])
+    images = torch.stack([x, x.flip(0)])
+    both = [vmap(grad(lambda p, x, m=m: wave(m, p, x)))(stack, images) for m in (plain, product)]
+    assert_same(both[0], both[1], 1e-13)
+
+
+def test_knows_networks_that_mix_examples():
+    assert not mixes_examples(Model(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Dropout())))
+    assert mixes_examples(Model(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
+    assert mixes_examples(Model(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False))))
+
+
+def test_a_graph_needs_a_gpu():
+    with pytest.raises(UserError, match="needs a GPU"):
+        Vectorised(ready(), Options(graph=True))
+
+
+def test_trains_where_nothing_but_torch_and_numpy_is_installed(tmp_path: Path):
+    """As on a GPU machine: no validation, data, CLI or distribution package; data from an export."""
+    export(data(), tmp_path / "data", part_bytes=16 * 2**10)
+    assert len(list((tmp_path / "data").glob("*.npz"))) > 4
+    script = """
+        import sys
+
+        class Blocked:
+            NAMES = {"pydantic", "datasets", "ray", "flwr", "typer", "rich", "huggingface_hub", "pyarrow",
+                     "matplotlib", "tensorboard", "mlflow"}
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] in self.NAMES:
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+        sys.meta_path.insert(0, Blocked())
+        import fedrecall
+        result = fedrecall.run(
+            algorithm="fedntd", dataset=f"folder:{sys.argv[1]}", partition="lda:1", model="cnn:8", clients=6,
+            sample=3, rounds=2, backend="vectorised", augmentation="crop:1+flip", out=sys.argv[2],
+            training={"local_epochs": 1},
+        )
+        assert len(result.history) == 2 and result.accuracy >= 0
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "data"), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+
+
+FULL = [Options(), Options(graph=True), Options(graph=True, chunk=1, lanes=6), Options(convolutions="matmul")]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("options", FULL, ids=str)
+def test_a_gpu_agrees_with_the_cpu(options: Options, monkeypatch: pytest.MonkeyPatch):
+    for case in CASES:
+        settings = HARD | case.settings
+        expected = experiment(case.spec, **settings, device="cpu")
+        monkeypatch.setattr("fedrecall.experiment.open_backend", lambda _, work: Serial(work))
+        expected.run()
+        found = experiment(case.spec, backend="vectorised", device="cuda", **settings)
+        monkeypatch.setattr("fedrecall.experiment.open_backend", lambda _, work: Vectorised(work, options))
+        found.run()
+        here = trees.transform(lambda t: t.cpu(), found.server)
+        assert_same(here, expected.server, 1e-9, case.spec)

@@ -1,0 +1,141 @@
+"""Runs side by side are the same runs one after another."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.algorithms.cases import assert_same, experiment
+
+from fedrecall import config as configs
+from fedrecall.backends.vectorised import Options, Vectorised
+from fedrecall.errors import UserError
+from fedrecall.experiment import Experiment, Interrupted
+from fedrecall.together import group, run_together
+
+RUNS: list[dict[str, Any]] = [
+    {"algorithm": "fedntd", "seed": 1},
+    {"algorithm": "fedntd", "seed": 2, "rounds": 2},
+    {"algorithm": "fedntd", "seed": 2, "sample": 5, "partition": "iid", "training": {"lr": 0.01}},
+    {"algorithm": "fedntd:beta=0.3", "seed": 1},
+    {"algorithm": "scaffold", "seed": 5},
+    {"algorithm": "scaffold", "seed": 6, "chains": 2},
+    {"algorithm": "fedseq", "seed": 5},
+    {"algorithm": "fedseq", "seed": 6, "evaluate_every": 2},
+]
+
+
+def together(runs: Any = RUNS, **settings: Any) -> list[Experiment]:
+    return [experiment(**{**run, "backend": "vectorised", **settings}) for run in runs]
+
+
+@pytest.mark.parametrize(
+    "options", [None, Options(chunk=2, lanes=2), Options(convolutions="matmul")], ids=str
+)
+def test_every_run_is_what_it_is_alone(options: Options | None):
+    experiments = together()
+    results = run_together(experiments, options)
+    for run, side, result in zip(RUNS, experiments, results, strict=True):
+        alone = experiment(**run)
+        expected = alone.run()
+        assert_same(side.server, alone.server, 1e-12, str(run))
+        assert len(result.history) == len(expected.history)
+        for a, b in zip(result.history, expected.history, strict=True):
+            same = [
+                "round",
+                "lr",
+                "chains",
+                "failures",
+                "bytes_up",
+                "bytes_down",
+                "class_accuracy",
+                "forgetting",
+            ]
+            assert {k: a.get(k) for k in same} == {k: b.get(k) for k in same}
+            assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-11)
+
+
+def test_only_runs_whose_steps_are_the_same_are_one_stack():
+    made = [e.config for e in together()]
+    assert group(made) == [[0, 1, 2], [3], [4, 5], [6, 7]]
+    with pytest.raises(UserError, match="not by 'processes'"):
+        group([configs.make({"backend": "processes"})])
+
+
+def test_one_stack_holds_everybodys_clients(monkeypatch: pytest.MonkeyPatch):
+    sizes: list[int] = []
+    real = Vectorised.map_all
+
+    def counted(self: Vectorised, tasks: Any) -> Any:
+        sizes.append(len(tasks))
+        return real(self, tasks)
+
+    monkeypatch.setattr(Vectorised, "map_all", counted)
+    run_together(together(RUNS[:3], rounds=1))
+    assert sizes == [3 + 3 + 5]
+
+
+def test_runs_keep_folders_and_can_be_resumed(tmp_path: Path):
+    runs = [{"algorithm": "scaffold", "seed": s} for s in (1, 2)]
+    first = [
+        experiment(out=tmp_path / str(i), **{**run, "rounds": 1 + i}, backend="vectorised")
+        for i, run in enumerate(runs)
+    ]
+    run_together(first)
+    again = [
+        experiment(out=tmp_path / str(i), resume=True, **run, backend="vectorised")
+        for i, run in enumerate(runs)
+    ]
+    assert [len(e.history) for e in again] == [1, 2]
+    run_together(again)
+    for run, resumed in zip(runs, again, strict=True):
+        alone = experiment(**run)
+        alone.run()
+        assert_same(resumed.server, alone.server, 1e-12)
+    # Finished runs have nothing left to do.
+    done = [experiment(out=tmp_path / "0", resume=True, **runs[0], backend="vectorised")]
+    assert len(run_together(done)[0].history) == 3
+
+
+class Signal:
+    """A sink that sends a signal after the first round."""
+
+    def begin(self, config: Any, history: Any) -> None:
+        self.ended = False
+
+    def record(self, record: Any) -> None:
+        if record["round"] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_a_signal_lets_everybody_finish_the_round(tmp_path: Path):
+    experiments = together(RUNS[3:6])
+    sink = Signal()
+    experiments[0].sinks.append(sink)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted) as stopped:
+        run_together(experiments)
+    assert stopped.value.signum == signal.SIGTERM
+    assert [len(e.history) for e in experiments] == [1, 1, 1]
+    assert sink.ended
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_failing_run_lets_go_of_every_folder(tmp_path: Path):
+    runs = [{"algorithm": "fedavg", "seed": 1}, {"algorithm": "fedavg", "seed": 2, "training": {"lr": 1e300}}]
+    experiments = [
+        experiment(out=tmp_path / str(i), **run, backend="vectorised") for i, run in enumerate(runs)
+    ]
+    with pytest.raises(UserError, match="every client of the round failed"):
+        run_together(experiments)
+    again = [
+        experiment(out=tmp_path / str(i), resume=True, **run, backend="vectorised")
+        for i, run in enumerate(runs)
+    ]
+    assert [len(e.history) for e in again] == [1, 0]
+    for e in again:
+        e.close()
