@@ -231,13 +231,11 @@ def test_the_teacher_is_in_evaluation_mode_with_its_own_statistics(case: Case):
 
     def loss(teacher_buffers: Any, student_buffers: Any) -> tuple[float, Any]:
         sent = down._replace(weights=down.weights._replace(buffers=teacher_buffers))
-        anchor = run.algorithm.prepare(run.model, sent, first_memory(sent, teacher_buffers), local)
+        memory = run.memories.get(0, lambda: run.algorithm.remember(sent.weights))
+        anchor = run.algorithm.prepare(run.model, sent, memory, local)
         student = run.model.student(student_buffers, torch.tensor(0))
         shaken = {n: p * 1.1 + 0.02 for n, p in down.weights.params.items()}
         return float(run.algorithm.loss(student, shaken, anchor, batch)), student.buffers
-
-    def first_memory(sent: Any, buffers: Any) -> Any:
-        return run.algorithm.remember(sent.weights)
 
     own = down.weights.buffers
     normal, after = loss(own, own)

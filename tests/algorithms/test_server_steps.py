@@ -1,0 +1,121 @@
+"""FedAvgM, FedNova and FedDyn: the server's step against plain formulas."""
+
+import numpy as np
+import pytest
+import torch
+from tests.algorithms.cases import assert_same, experiment
+from tests.algorithms.quadratics import CURVATURE, OPTIMUM, Federated, quadratic, recipe
+
+from fedrecall import trees
+from fedrecall.algorithms.fedavg import Up
+from fedrecall.algorithms.fedavgm import FedAvgM
+from fedrecall.algorithms.feddyn import FedDyn
+from fedrecall.algorithms.fednova import FedNova, Steps
+from fedrecall.algorithms.hooks import Cohort
+from fedrecall.models.model import Weights
+
+
+def weights(*values: float) -> Weights:
+    return Weights(
+        {"w": torch.tensor(values, dtype=torch.float64)},
+        {"mean": torch.tensor(values, dtype=torch.float64) + 10},
+    )
+
+
+def cohort(shares: list[float], population: int = 4) -> Cohort:
+    n = len(shares)
+    return Cohort(list(range(n)), shares, population, n, [0] * n, list(range(n)))
+
+
+def test_server_momentum_by_hand():
+    algorithm = FedAvgM(beta=0.5)
+    server = algorithm.start(weights(1.0))
+    # Round 1: mean 0.25 * 0 + 0.75 * 0.8 = 0.6, v = 0.4, w = 0.6. Round 2: mean 0.5, v = 0.3, w = 0.3.
+    server = algorithm.aggregate(
+        server, trees.stack([Up(weights(0.0)), Up(weights(0.8))]), cohort([0.25, 0.75])
+    )
+    assert server.weights.params["w"].item() == pytest.approx(0.6)
+    assert server.weights.buffers["mean"].item() == pytest.approx(10.6)
+    server = algorithm.aggregate(server, trees.stack([Up(weights(0.5))]), cohort([1.0]))
+    assert server.velocity["w"].item() == pytest.approx(0.3)
+    assert server.weights.params["w"].item() == pytest.approx(0.3)
+    assert server.weights.buffers["mean"].item() == pytest.approx(10.5)
+
+
+def test_normalised_average_against_its_formula():
+    rng = np.random.default_rng(0)
+    old, new, p, a = rng.normal(size=3), rng.normal(size=(3, 3)), np.array([0.5, 0.3, 0.2]), [1.0, 7.5, 40.0]
+    ups = [Steps(weights(*w), torch.tensor(s, dtype=torch.float64)) for w, s in zip(new, a, strict=True)]
+    algorithm = FedNova()
+    found = algorithm.aggregate(algorithm.start(weights(*old)), trees.stack(ups), cohort(list(p)))
+    expected = old - (p @ a) * sum(p[k] * (old - new[k]) / a[k] for k in range(3))
+    np.testing.assert_allclose(found.weights.params["w"], expected, rtol=1e-12)
+    np.testing.assert_allclose(found.weights.buffers["mean"], p @ new + 10, rtol=1e-12)
+
+
+def test_normalised_average_of_equal_clients_is_the_average():
+    even = {"partition": "iid", "clients": 6}
+    assert_same(
+        experiment("fednova", **even).run().weights, experiment("fedavg", **even).run().weights, 1e-12
+    )
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_effective_steps_are_how_far_a_constant_gradient_moves(momentum):
+    chosen = recipe(7, 0.1, momentum)
+    moved = velocity = 0.0
+    for _ in range(7):
+        velocity = momentum * velocity + 1.0
+        moved += velocity
+    assert chosen.sgd(1, 50).effective_steps() == pytest.approx(moved, rel=1e-12)
+
+
+def test_steps_are_counted_along_a_chain():
+    run = Federated(quadratic(FedNova)(), recipe(3, 0.01), sizes=(4, 4, 4))
+    played = run.play([0, 1, 2], 1)
+    assert [float(v.up.steps) for v in played.visits] == [3.0, 6.0, 9.0]
+    assert run.w == pytest.approx(float(played.visits[-1].up.weights.params["w"]), rel=1e-12)
+
+
+def test_dynamic_regularisation_reaches_the_optimum_of_the_mean():
+    # Local problems solved to the end: the theory's condition.
+    run = Federated(quadratic(FedDyn)(alpha=2.0), recipe(40, 0.1))
+    for _ in range(60):
+        run.play([0, 1])
+    best = sum(a * o for a, o in zip(CURVATURE, OPTIMUM, strict=True)) / sum(CURVATURE)
+    assert run.w == pytest.approx(best, abs=1e-6)
+    for k in (0, 1):
+        assert float(run.memory(k).gradient["w"]) == pytest.approx(
+            CURVATURE[k] * (best - OPTIMUM[k]), abs=1e-4
+        )
+
+
+@pytest.mark.parametrize("chains", [None, 2])
+def test_the_servers_h_is_the_mean_of_all_clients(chains):
+    run = Federated(quadratic(FedDyn)(), recipe(4, 0.02, 0.5), sizes=(4, 6, 2, 5, 3))
+    for sampled in ([4, 1, 0], [2, 3, 1], [0, 4, 2, 1, 3]):
+        before = run.w
+        played = run.play(sampled, chains)
+        mean = sum(float(run.memory(k).gradient["w"]) for k in range(5)) / 5
+        assert float(run.server.correction["w"]) == pytest.approx(mean, rel=1e-12)
+        if chains is None:
+            average = np.mean([float(v.up.weights.params["w"]) for v in played.visits])
+            assert run.w == pytest.approx(average - mean / 0.1, rel=1e-12)
+        assert run.w != before
+
+
+def test_dynamic_local_objective_against_its_formula():
+    run = experiment("feddyn:alpha=0.3", rounds=2)
+    run.run()
+    model, server = run.model, run.server
+    memory = run.memories.get(run.history[-1]["chains"][0][0], lambda: None)
+    batch = next(iter(run.federation.client(0).batches(9)))
+    down = run.algorithm.broadcast(model, server, None)
+    anchor = run.algorithm.prepare(model, down, memory, run.federation.client(0))
+    params = {n: p + 0.1 for n, p in server.weights.params.items()}
+    z = model.logits(Weights(params, {}), batch.x).detach().numpy()
+    ce = np.mean(np.log(np.exp(z).sum(1)) - z[np.arange(9), batch.y.numpy()])
+    linear = sum(float((memory.gradient[n] * p).sum()) for n, p in params.items())
+    square = 0.1**2 * sum(p.numel() for p in params.values())
+    found = run.algorithm.loss(model.student({}, torch.tensor(0)), params, anchor, batch)
+    assert float(found) == pytest.approx(ce - linear + 0.15 * square, rel=1e-10)
