@@ -12,10 +12,11 @@ from fedrecall.algorithms.fedssd import Anchor, Down, FedSSD, class_weights, cre
 from fedrecall.errors import UserError
 from fedrecall.models.model import Weights
 
-# Four auxiliary examples of each of three classes, and what the model takes them for.
+# Four auxiliary examples of each of three classes, and what the model takes them for: not so surely
+# that it would say the same in training mode.
 TAKEN_FOR = [0, 0, 0, 1, 1, 0, 1, 2, 2, 2, 2, 2]
 AUXILIARY = Local(
-    [[0.8 if c == k else 0.1 for c in range(3)] for k in TAKEN_FOR], [0] * 4 + [1] * 4 + [2] * 4, size=5
+    [[0.6 if c == k else 0.2 for c in range(3)] for k in TAKEN_FOR], [0] * 4 + [1] * 4 + [2] * 4, size=5
 )
 MATRIX = [[0.75, 0.25, 0], [0.25, 0.5, 0.25], [0, 0, 1]]
 # M_class[i] = A[i, i] (1 - what is mistaken most for i): 3/4 * 3/4, 1/2 * 3/4, 1 * 3/4
