@@ -1,0 +1,126 @@
+"""Learning curves: a row for every quantity, a column for every setup, a line for every algorithm."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from matplotlib.figure import Figure as Page
+
+from fedrecall.reports.figures.figure import Data, Figure, band, colours, legend_below, page, short
+from fedrecall.reports.figures.quantities import QUANTITIES, over_seeds
+from fedrecall.reports.runs import Run, arrange
+
+_NTD = "fedrecall run --dataset cifar10 --model cnn --clients 100 --sample 10 --rounds 200"
+_SSD = "fedrecall run --dataset cifar10 --rounds 100 --local-epochs 10 --batch-size 64 --lr-decay 1"
+
+
+@dataclass(frozen=True)
+class Curves(Figure):
+    """Learning curves with one standard deviation over seeds around them."""
+
+    rows: ClassVar[tuple[str, ...]]
+    needs: ClassVar[str] = "runs of the algorithms to compare, in one or more setups, with any seeds"
+
+    def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
+        """One panel for every quantity and setup."""
+        groups = arrange(runs)
+        setups = list(dict.fromkeys(g.setup for g in groups))
+        made, axes = page(len(self.rows), len(setups))
+        paint, lines = colours([g.algorithm for g in groups]), []
+        for i, quantity in enumerate(self.rows):
+            for group in groups:
+                j = setups.index(group.setup)
+                rounds, values = over_seeds(group, quantity)
+                band(axes[i, j], rounds, values, group.algorithm, *paint[group.algorithm])
+                std = values.std(0, ddof=1) if len(values) > 1 else None
+                lines.append(
+                    {
+                        "quantity": quantity,
+                        "setup": group.setup,
+                        "algorithm": group.algorithm,
+                        "seeds": group.seeds,
+                        "rounds": rounds,
+                        "mean": values.mean(0),
+                        "std": std,
+                    }
+                )
+            axes[i, 0].set_ylabel(QUANTITIES[quantity].label)
+            for j, setup in enumerate(setups):
+                if i == 0:
+                    axes[i, j].set_title(short(setup))
+        for ax in axes[-1]:
+            ax.set_xlabel("round")
+        legend_below(made, axes[0, 0])
+        return made, {"lines": lines}
+
+
+@dataclass(frozen=True)
+class LocalAndGlobal(Curves):
+    """FedNTD, figure 7: in-local, out-local and global accuracy at several heterogeneity levels."""
+
+    rows: ClassVar[tuple[str, ...]] = ("in-local", "out-local", "accuracy")
+    caption: ClassVar[str] = (
+        "Accuracy of local models on what their clients hold (top) and on what they lack (middle), and of "
+        "the global model (bottom). Distillation of not-true classes keeps the middle row up."
+    )
+    commands: ClassVar[tuple[str, ...]] = (
+        f"{_NTD} --algorithm [fedavg|fedntd] --partition [shards:2|lda:0.1] --local-epochs [1|10] "
+        "--measure locals:5",
+    )
+
+
+@dataclass(frozen=True)
+class Distillation(Curves):
+    """FedNTD, figure 11: distilling all classes (KD) against the not-true ones (NTD)."""
+
+    rows: ClassVar[tuple[str, ...]] = ("personalised", "accuracy")
+    caption: ClassVar[str] = (
+        "Accuracy of local models on their clients' mixture of classes (top) and of the global model "
+        "(bottom), "
+        "when all classes are distilled (kd_mix=0) or the not-true ones alone (kd_mix=1)."
+    )
+    commands: ClassVar[tuple[str, ...]] = (
+        f"{_NTD} --algorithm [fedavg|fedntd:kd_mix=0|fedntd] --partition shards:2 --measure personal:5",
+    )
+
+
+@dataclass(frozen=True)
+class Personalised(Curves):
+    """FedNTD, figure 12: local train, personalised and global accuracy of many methods."""
+
+    rows: ClassVar[tuple[str, ...]] = ("local train", "personalised", "accuracy")
+    caption: ClassVar[str] = (
+        "Accuracy of local models on their own training examples (top) and on test examples with their "
+        "clients' mixture of classes (middle), and of the global model (bottom)."
+    )
+    commands: ClassVar[tuple[str, ...]] = (
+        f"{_NTD} --algorithm [fedavg|fedprox|scaffold|fedntd] --partition [shards:2|lda:0.1] "
+        "--measure personal:5",
+    )
+
+
+@dataclass(frozen=True)
+class Global(Curves):
+    """Learning curves of the global model, a column a setup (FedNTD, figure 13; FedSSD, figure 8)."""
+
+    rows: ClassVar[tuple[str, ...]] = ("accuracy",)
+    caption: ClassVar[str] = "Accuracy of the global model, a column for every setup."
+    commands: ClassVar[tuple[str, ...]] = (
+        f"{_SSD} --algorithm [fedavg|fedprox|moon|fedssd] --partition dirichlet:0.5 --model lenet_cifar "
+        "--clients 100 --sample [10|20]",
+    )
+
+
+@dataclass(frozen=True)
+class GlobalAndLocalAverage(Curves):
+    """FedCAD, figure 1, and FedSSD, figure 7: the global model against the local models' average."""
+
+    rows: ClassVar[tuple[str, ...]] = ("accuracy", "local average")
+    caption: ClassVar[str] = (
+        "Accuracy of the global model (top) and mean accuracy of the round's local models on the same test "
+        "set (bottom): what the second lacks, local training forgot."
+    )
+    commands: ClassVar[tuple[str, ...]] = (
+        f"{_SSD} --algorithm [fedavg|fedlsd|fedcad|fedssd] --partition dirichlet:0.5 --model lenet_cifar "
+        "--clients 10 --sample 10 --auxiliary-per-class 64 --measure locals",
+    )

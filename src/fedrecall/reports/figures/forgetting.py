@@ -1,0 +1,320 @@
+"""What is forgotten, from the records: class by class, inside and outside of clients' data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from matplotlib.figure import Figure as Page
+
+from fedrecall.data.partitions import PARTITIONS
+from fedrecall.errors import UserError
+from fedrecall.measures.accuracy import normalised
+from fedrecall.reports.figures.figure import (
+    COLOURS,
+    Data,
+    Figure,
+    band,
+    colours,
+    heat,
+    legend_below,
+    page,
+    short,
+)
+from fedrecall.reports.figures.quantities import over_seeds
+from fedrecall.reports.runs import Group, Run, arrange, spec_text
+from fedrecall.reports.statistics import correlation, summary
+from fedrecall.specs import NON_NEGATIVE
+
+_NTD = "fedrecall run --dataset cifar10 --model cnn --clients 100 --sample 10 --rounds 200"
+
+
+def skew(run: Run) -> float:
+    """How far clients are from the whole: mean total variation distance of p^k to the global one."""
+    counts = run.counts
+    whole = counts.sum(0) / counts.sum()
+    return float(np.abs(run.distributions - whole).sum(1).mean() / 2)
+
+
+def by_skew(groups: Sequence[Group]) -> list[Group]:
+    """The groups from the most even partition to the most skewed."""
+    return sorted(groups, key=lambda g: skew(g.runs[0]))
+
+
+def partition_text(group: Group) -> str:
+    """``lda:0.1``."""
+    return spec_text(PARTITIONS, group.runs[0].config["partition"])
+
+
+def class_heat(ax: Any, run: Run, values: np.ndarray, title: str, top: float | None = 1.0) -> Any:
+    """Class-wise values [rounds, C] as a picture, classes upwards of rounds."""
+    image = heat(ax, values.T, run.rounds, vmin=0, vmax=top)
+    ax.set(title=short(title), xlabel="round", ylabel="class")
+    return image
+
+
+@dataclass(frozen=True)
+class Forgetting(Figure):
+    """FedNTD, figure 2: the global model forgets more, the more its clients differ."""
+
+    caption: ClassVar[str] = (
+        "Class-wise accuracy of the global model with the most even and the most skewed partition "
+        "(one seed), "
+        "cosine similarity of the class-wise accuracies of consecutive rounds, and forgetting F by "
+        "partition."
+    )
+    needs: ClassVar[str] = "runs of one algorithm with two or more partitions"
+    commands: ClassVar[tuple[str, ...]] = (
+        f"{_NTD} --algorithm fedavg --partition [iid|lda:0.5|lda:0.1|lda:0.05|shards:10|shards:5|shards:2]",
+    )
+
+    def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
+        """Two pictures, one panel of curves, one of bars."""
+        groups = by_skew(arrange(runs))
+        ends = [groups[0], groups[-1]] if len(groups) > 1 else groups
+        made, axes = page(1, 4, 2.3, 2.1)
+        data: Data = {"class_accuracy": [], "consistency": [], "forgetting": []}
+        for ax, group in zip(axes[0], ends, strict=False):
+            run = group.runs[0]
+            values = run.series("class_accuracy")
+            image = class_heat(ax, run, values, partition_text(group))
+            data["class_accuracy"].append({"group": group.label, "rounds": run.rounds, "values": values})
+        made.colorbar(image, ax=list(axes[0, :2]), shrink=0.8, label="accuracy")
+        for i, group in enumerate(ends):
+            rounds, values = over_seeds(group, "consistency")
+            band(axes[0, 2], rounds[1:], values[:, 1:], partition_text(group), COLOURS[i])
+            data["consistency"].append(
+                {"group": group.label, "rounds": rounds[1:], "mean": values[:, 1:].mean(0)}
+            )
+        axes[0, 2].set(xlabel="round", title="cosine with round before", ylim=(None, 1.02))
+        axes[0, 2].legend()
+        for i, group in enumerate(groups):
+            s = summary(group.last("forgetting"))
+            axes[0, 3].bar(i, s.mean, yerr=s.std, color=COLOURS[0], capsize=2, width=0.7)
+            data["forgetting"].append({"group": group.label, "mean": s.mean, "std": s.std, "n": s.n})
+        axes[0, 3].set_xticks(
+            range(len(groups)), [partition_text(g) for g in groups], rotation=40, ha="right"
+        )
+        axes[0, 3].set_title("forgetting F")
+        for ax in axes[0, len(ends) : 2]:
+            ax.remove()
+        return made, data
+
+
+@dataclass(frozen=True)
+class InAndOutAccuracy(Figure):
+    """FedNTD, figure 4: training and averaging, seen from what clients hold and what they lack."""
+
+    caption: ClassVar[str] = (
+        "Accuracy on what the round's clients hold (top) and lack (bottom): of the global model that "
+        "was sent, "
+        "of their local models (bars: standard deviation over clients), and of the average of these."
+    )
+    needs: ClassVar[str] = "one run or more, each a column"
+    commands: ClassVar[tuple[str, ...]] = (
+        f"{_NTD} --algorithm [fedavg|fedntd] --partition lda:0.1 --measure locals:10",
+    )
+
+    def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
+        """Two rows, a column for every group (its first seed)."""
+        groups = arrange(runs)
+        made, axes = page(2, len(groups))
+        data = []
+        for j, group in enumerate(groups):
+            measured = group.runs[0].measured("locals")
+            rounds = [n for n, _ in measured]
+            for i, side in enumerate(("in_local", "out_local")):
+                local = [m[side]["local"] for _, m in measured]
+                entry = {
+                    "group": group.label,
+                    "side": side,
+                    "rounds": rounds,
+                    "sent": [np.mean(m[side]["before"]) for _, m in measured],
+                    "local": [np.mean(v) for v in local],
+                    "local_std": [np.std(v, ddof=1) if len(v) > 1 else 0.0 for v in local],
+                    "aggregated": [np.mean(m[side]["after"]) for _, m in measured],
+                }
+                ax = axes[i, j]
+                ax.plot(rounds, entry["sent"], color=COLOURS[5], linestyle=":", label="global, sent")
+                ax.errorbar(
+                    rounds,
+                    entry["local"],
+                    entry["local_std"],
+                    color=COLOURS[1],
+                    capsize=1.5,
+                    lw=1,
+                    label="local",
+                )
+                ax.plot(rounds, entry["aggregated"], color=COLOURS[0], label="global, aggregated")
+                ax.set_ylim(-0.02, 1.02)
+                data.append(entry)
+            axes[0, j].set_title(short(group.label))
+            axes[1, j].set_xlabel("round")
+        axes[0, 0].set_ylabel("in-local accuracy")
+        axes[1, 0].set_ylabel("out-local accuracy")
+        legend_below(made, axes[0, 0])
+        return made, {"lines": data}
+
+
+@dataclass(frozen=True)
+class Distances(Figure):
+    """FedNTD, figure 8: how far the weights go, against how far the client's data are."""
+
+    caption: ClassVar[str] = (
+        "Distance of a client's weights from the global model against distance of its labels from "
+        "what the global "
+        "model knows, one point a visit, later rounds darker (r: Pearson's); and both distances over "
+        "rounds."
+    )
+    needs: ClassVar[str] = "runs of the algorithms to compare, in one setup"
+    commands: ClassVar[tuple[str, ...]] = (
+        f"{_NTD} --algorithm [fedavg|fedntd] --partition shards:2 --measure divergence",
+    )
+
+    def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
+        """A scatter panel for every group, then the two distances."""
+        groups = arrange(runs)
+        made, axes = page(1, len(groups) + 2, 2.2, 2.0)
+        paint = colours([g.label for g in groups])
+        data: Data = {"scatter": [], "curves": []}
+        for ax, group in zip(axes[0], groups, strict=False):
+            measured = [pair for run in group.runs for pair in run.measured("divergence")]
+            rounds = np.concatenate([[n] * len(m["clients"]) for n, m in measured])
+            weights = np.concatenate([m["weights"] for _, m in measured])
+            labels = np.concatenate([m["distribution"] for _, m in measured])
+            r = correlation(labels.tolist(), weights.tolist())
+            shade = 0.15 + 0.85 * rounds / rounds.max()
+            ax.scatter(labels, weights, s=8, color=paint[group.label][0], alpha=shade, linewidths=0)
+            ax.set_title(short(group.label) + (f"\nr = {r:.2f}" if r is not None else ""))
+            ax.set_xlabel("‖Â_G − p_k‖₁")
+            data["scatter"].append(
+                {
+                    "group": group.label,
+                    "round": rounds,
+                    "weights": weights,
+                    "distribution": labels,
+                    "correlation": r,
+                }
+            )
+        axes[0, 0].set_ylabel("‖w − w_k‖₁")
+        for ax, name in zip(axes[0, -2:], ("weight divergence", "distribution distance"), strict=True):
+            for group in groups:
+                at, values = over_seeds(group, name)
+                band(ax, at, values, group.label, *paint[group.label])
+                data["curves"].append(
+                    {"group": group.label, "quantity": name, "rounds": at, "mean": values.mean(0)}
+                )
+            ax.set(title=name, xlabel="round")
+        axes[0, -1].legend()
+        return made, data
+
+
+@dataclass(frozen=True)
+class NormalisedAccuracy(Figure):
+    """FedNTD, figure 10: which classes the global model's accuracy is made of."""
+
+    caption: ClassVar[str] = (
+        "Class-wise accuracy of the global model, scaled to sum to one in every round (one seed): "
+        "even columns "
+        "are a model that knows all classes alike."
+    )
+    needs: ClassVar[str] = "runs of the algorithms to compare"
+    commands: ClassVar[tuple[str, ...]] = (
+        f"{_NTD} --algorithm [fedavg|fedntd] --partition [shards:2|lda:0.1]",
+    )
+
+    def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
+        """A picture for every group."""
+        groups = arrange(runs)
+        made, axes = page(1, len(groups), 2.4, 2.1)
+        data = []
+        for ax, group in zip(axes[0], groups, strict=True):
+            run = group.runs[0]
+            values = normalised(run.series("class_accuracy"))
+            top = 4 / values.shape[1]
+            image = class_heat(ax, run, values, group.label, top)
+            data.append({"group": group.label, "rounds": run.rounds, "values": values})
+        made.colorbar(image, ax=list(axes[0]), shrink=0.8, label="share", extend="max")
+        return made, {"pictures": data}
+
+
+@dataclass(frozen=True)
+class GlobalAgainstLocal(Figure):
+    """FedSSD, figure 2: the global model against the local models' average, round by round."""
+
+    caption: ClassVar[str] = (
+        "Left: accuracy of the global model against the mean accuracy of the round's local models, "
+        "one point a round; "
+        "above the diagonal local training forgot. Right: their difference over rounds."
+    )
+    needs: ClassVar[str] = "runs of one algorithm with several partitions"
+    commands: ClassVar[tuple[str, ...]] = (
+        "fedrecall run --dataset cifar10 --model lenet_cifar --algorithm fedavg --clients 10 "
+        "--sample 10 --rounds 100 "
+        "--local-epochs 10 --batch-size 64 --lr-decay 1 --partition "
+        "[iid|dirichlet:0.5|classes:3|classes:2] --measure locals",
+    )
+
+    def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
+        """Points, and curves."""
+        groups = by_skew(arrange(runs))
+        made, axes = page(1, 2, 2.8, 2.4)
+        paint = colours([g.label for g in groups])
+        data = []
+        for group in groups:
+            run = group.runs[0]
+            known = {r["round"]: r["accuracy"] for r in run.evaluated}
+            found = [(n, known[n], m["local_average_accuracy"]) for n, m in run.measured("locals")]
+            rounds, whole, local = map(np.array, zip(*found, strict=True))
+            axes[0, 0].scatter(local, whole, s=9, color=paint[group.label][0], label=group.label)
+            axes[0, 1].plot(rounds, whole - local, color=paint[group.label][0])
+            data.append({"group": group.label, "rounds": rounds, "global": whole, "local": local})
+        axes[0, 0].axline((0, 0), slope=1, color="#999999", linewidth=0.8)
+        axes[0, 0].set(xlabel="mean local accuracy", ylabel="global accuracy", xlim=(0, 1), ylim=(0, 1))
+        axes[0, 1].axhline(0, color="#999999", linewidth=0.8)
+        axes[0, 1].set(xlabel="round", ylabel="global − local")
+        legend_below(made, axes[0, 0])
+        return made, {"points": data}
+
+
+@dataclass(frozen=True)
+class OneClient(Figure):
+    """FedSSD, figure 3: the global model and one client's, class by class."""
+
+    client: Annotated[int, NON_NEGATIVE] = 0
+    """Which client."""
+
+    caption: ClassVar[str] = (
+        "Class-wise accuracy over the rounds in which the client took part: of the global model "
+        "after the round, "
+        "of the client's own, and its share of each class."
+    )
+    needs: ClassVar[str] = "one run in which the client takes part often (best: in every round)"
+    commands: ClassVar[tuple[str, ...]] = GlobalAgainstLocal.commands
+
+    def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
+        """Two pictures and the client's labels."""
+        run = runs[0]
+        known = {r["round"]: r["class_accuracy"] for r in run.evaluated}
+        found = [
+            (n, known[n], m["class_accuracy"][m["clients"].index(self.client)])
+            for n, m in run.measured("locals")
+            if self.client in m["clients"]
+        ]
+        if not found:
+            raise UserError(f"client {self.client} took part in no measured round of {run.path}.")
+        rounds = [n for n, *_ in found]
+        whole, local = (np.array([row[i] for row in found]) for i in (1, 2))
+        made, axes = page(1, 3, 2.3, 2.1)
+        for ax, values, title in zip(
+            axes[0], (whole, local), ("global model", f"client {self.client}"), strict=False
+        ):
+            image = heat(ax, values.T, rounds, vmin=0, vmax=1)
+            ax.set(title=title, xlabel="round", ylabel="class")
+        made.colorbar(image, ax=list(axes[0, :2]), shrink=0.8, label="accuracy")
+        share = run.distributions[self.client]
+        axes[0, 2].barh(range(len(share)), share, color=COLOURS[0])
+        axes[0, 2].invert_yaxis()
+        axes[0, 2].set(title=f"labels of client {self.client}", xlabel="share", ylabel="class")
+        data = {"rounds": rounds, "global": whole, "local": local, "distribution": share}
+        return made, data

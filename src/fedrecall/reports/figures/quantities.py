@@ -1,0 +1,56 @@
+"""Numbers a round that a curve can show."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedrecall.errors import UserError
+from fedrecall.reports.runs import Group, Run
+
+Series = tuple[np.ndarray, np.ndarray]
+"""Rounds, and a value for each."""
+
+
+class Quantity(NamedTuple):
+    """Something a run has in every round."""
+
+    label: str
+    of: Callable[[Run], Series]
+
+
+def _record(key: str) -> Callable[[Run], Series]:
+    return lambda run: (run.rounds, run.series(key))
+
+
+def _measure(name: str, pick: Callable[[dict[str, Any]], Any]) -> Callable[[Run], Series]:
+    def of(run: Run) -> Series:
+        found = run.measured(name)
+        return np.array([n for n, _ in found]), np.array([np.mean(pick(m)) for _, m in found])
+
+    return of
+
+
+QUANTITIES = {
+    "accuracy": Quantity("global accuracy", _record("accuracy")),
+    "forgetting": Quantity("forgetting F", _record("forgetting")),
+    "consistency": Quantity("cosine with round before", _record("consistency")),
+    "local average": Quantity(
+        "mean accuracy of local models", _measure("locals", lambda m: m["local_average_accuracy"])
+    ),
+    "in-local": Quantity("local models, in-local", _measure("locals", lambda m: m["in_local"]["local"])),
+    "out-local": Quantity("local models, out-local", _measure("locals", lambda m: m["out_local"]["local"])),
+    "local train": Quantity("local models, own training data", _measure("personal", lambda m: m["train"])),
+    "personalised": Quantity("local models, own mixture", _measure("personal", lambda m: m["personalised"])),
+    "weight divergence": Quantity("‖w − w_k‖₁", _measure("divergence", lambda m: m["weights"])),
+    "distribution distance": Quantity("‖Â_G − p_k‖₁", _measure("divergence", lambda m: m["distribution"])),
+}
+
+
+def over_seeds(group: Group, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """(rounds, values [seed, round]) over the rounds that all runs of the group have."""
+    found = [QUANTITIES[name].of(run) for run in group.runs]
+    rounds = sorted(set.intersection(*(set(r.tolist()) for r, _ in found)))
+    if not rounds:
+        raise UserError(f"the runs of {group.label} have no measured round in common.")
+    return np.array(rounds), np.stack([v[np.isin(r, rounds)] for r, v in found])

@@ -1,0 +1,188 @@
+"""Sequential federations: forgetting along the chain, and accuracy against time (SFedKD)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from matplotlib.figure import Figure as Page
+
+from fedrecall.measures.accuracy import consistency
+from fedrecall.measures.costs import elapsed, rounds_to, seconds_to
+from fedrecall.reports.figures.figure import (
+    COLOURS,
+    Data,
+    Figure,
+    band,
+    colours,
+    heat,
+    legend_below,
+    page,
+)
+from fedrecall.reports.figures.forgetting import by_skew, partition_text
+from fedrecall.reports.runs import Run, arrange
+from fedrecall.reports.statistics import summary
+from fedrecall.specs import AT_LEAST_ONE
+
+_SFED = (
+    "fedrecall run --dataset cifar10 --model alexnet8 --clients 100 --sample 10 --rounds 1000 "
+    "--local-epochs 5 "
+    "--batch-size 64 --lr 0.01 --lr-decay 1 --momentum 0 --weight-decay 1e-4 --partition exdir:2,0.5"
+)
+
+
+def along_the_chain(run: Run) -> np.ndarray:
+    """Class-wise accuracy on the test set after every client in the order of visits, [clients, C]."""
+    return np.concatenate([m["class_accuracy"] for _, m in run.measured("locals") if m["class_accuracy"]])
+
+
+@dataclass(frozen=True)
+class SequentialForgetting(Figure):
+    """SFedKD, figure 1: each client's training undoes the one before."""
+
+    last: Annotated[int, AT_LEAST_ONE] = 100
+    """How many clients, from the end of the run, the first three panels show."""
+
+    caption: ClassVar[str] = (
+        "Along a sequence of clients: class-wise test accuracy after each one (most even and most "
+        "skewed partition), cosine "
+        "similarity with the client before, accuracy on a client's own data of its model and of the "
+        "next client's, and "
+        "forgetting F by partition."
+    )
+    needs: ClassVar[str] = "runs of one sequential algorithm with two or more partitions"
+    commands: ClassVar[tuple[str, ...]] = (
+        "fedrecall run --dataset cifar10 --model cnn --algorithm fedseq --clients 10 --sample 10 "
+        "--rounds 10 "
+        "--batch-size 64 --lr-decay 1 --momentum 0 --weight-decay 1e-4 "
+        "--partition [dirichlet:100|dirichlet:1|dirichlet:0.5|dirichlet:0.1] --measure locals "
+        "--measure drift",
+    )
+
+    def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
+        """Two pictures, two panels of curves, one of bars."""
+        groups = by_skew(arrange(runs))
+        ends = [groups[0], groups[-1]] if len(groups) > 1 else groups
+        made, axes = page(1, 5, 2.2, 2.1)
+        data: Data = {"class_accuracy": [], "consistency": [], "drift": [], "forgetting": []}
+        for i, group in enumerate(ends):
+            values = along_the_chain(group.runs[0])[-self.last :]
+            place = np.arange(1, len(values) + 1)
+            image = heat(axes[0, i], values.T, place, vmin=0, vmax=1)
+            axes[0, i].set(title=partition_text(group), xlabel="client in sequence", ylabel="class")
+            similar = [consistency(a, b) for a, b in pairwise(values)]
+            axes[0, 2].plot(place[1:], similar, color=COLOURS[i], lw=1, label=partition_text(group))
+            data["class_accuracy"].append({"group": group.label, "values": values})
+            data["consistency"].append({"group": group.label, "values": similar})
+        made.colorbar(image, ax=list(axes[0, :2]), shrink=0.8, label="accuracy")
+        axes[0, 2].set(title="cosine with client before", xlabel="client in sequence", ylim=(None, 1.02))
+        axes[0, 2].legend()
+        own, after = self._drift(ends[-1].runs[0])
+        place = np.arange(1, len(own) + 1)
+        axes[0, 3].plot(place, own, color=COLOURS[0], lw=1, label="its own model")
+        axes[0, 3].plot(place, after, color=COLOURS[1], lw=1, label="the next client's")
+        axes[0, 3].set(title=f"on a client's data, {partition_text(ends[-1])}", xlabel="client in sequence")
+        axes[0, 3].set_ylim(-0.02, 1.02)
+        axes[0, 3].legend()
+        data["drift"].append({"group": ends[-1].label, "own": own, "next": after})
+        for i, group in enumerate(groups):
+            s = summary(group.last("forgetting"))
+            axes[0, 4].bar(i, s.mean, yerr=s.std, color=COLOURS[0], capsize=2, width=0.7)
+            data["forgetting"].append({"group": group.label, "mean": s.mean, "std": s.std, "n": s.n})
+        axes[0, 4].set_xticks(
+            range(len(groups)), [partition_text(g) for g in groups], rotation=40, ha="right"
+        )
+        axes[0, 4].set_title("forgetting F")
+        for ax in axes[0, len(ends) : 2]:
+            ax.remove()
+        return made, data
+
+    def _drift(self, run: Run) -> tuple[list[float], list[float]]:
+        pairs = [(a, b) for _, m in run.measured("drift") for a, b in zip(m["own"], m["next"], strict=True)]
+        pairs = [(a, b) for a, b in pairs if b is not None][-self.last :]
+        return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+@dataclass(frozen=True)
+class AccuracyOverTime(Figure):
+    """SFedKD, figure 6: accuracy against seconds of local training."""
+
+    clock: Literal["waiting", "working"] = "waiting"
+    """Seconds of the longest chain of each round, or of all clients together."""
+
+    caption: ClassVar[str] = "Accuracy of the global model against seconds of local training so far."
+    needs: ClassVar[str] = "runs of sfedkd with several numbers of teachers (or any runs to compare)"
+    commands: ClassVar[tuple[str, ...]] = (
+        f"{_SFED} --algorithm [sfedkd:teachers=3|sfedkd|sfedkd:teachers=7|sfedkd:10,all]",
+    )
+
+    def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
+        """A line for every group; seconds are the mean over its seeds."""
+        groups = arrange(runs)
+        made, axes = page(1, 1, 3.4, 2.4)
+        paint, data = colours([g.label for g in groups]), []
+        for group in groups:
+            rounds, values = group.series("accuracy")
+            clocks = []
+            for run in group.runs:
+                spent = dict(
+                    zip((r["round"] for r in run.records), elapsed(run.records, self.clock), strict=True)
+                )
+                clocks.append([spent[n] for n in rounds])
+            seconds = np.mean(clocks, axis=0)
+            band(axes[0, 0], seconds, values, group.label, *paint[group.label])
+            data.append({"group": group.label, "rounds": rounds, "seconds": seconds, "mean": values.mean(0)})
+        axes[0, 0].set(xlabel="seconds of local training", ylabel="global accuracy")
+        legend_below(made, axes[0, 0])
+        return made, {"clock": self.clock, "lines": data}
+
+
+@dataclass(frozen=True)
+class TimeToTarget(Figure):
+    """SFedKD, figure 7: seconds of local training until target accuracies."""
+
+    targets: tuple[float, ...] = ()
+    """Accuracies; by default half, three quarters and nine tenths of what all runs reach."""
+    clock: Literal["waiting", "working"] = "waiting"
+    """Seconds of the longest chain of each round, or of all clients together."""
+
+    caption: ClassVar[str] = (
+        "Seconds of local training until the global model first reaches an accuracy (mean over "
+        "seeds, bar: standard "
+        "deviation; no bar where a seed never does)."
+    )
+    needs: ClassVar[str] = AccuracyOverTime.needs
+    commands: ClassVar[tuple[str, ...]] = AccuracyOverTime.commands
+
+    def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
+        """Bars by target, one colour a group."""
+        groups = arrange(runs)
+        reached = min(float(run.series("accuracy").max()) for group in groups for run in group.runs)
+        targets = self.targets or tuple(round(f * reached, 3) for f in (0.5, 0.75, 0.9))
+        made, axes = page(1, 1, 3.4, 2.4)
+        paint, data = colours([g.label for g in groups]), []
+        width = 0.8 / len(groups)
+        for i, group in enumerate(groups):
+            for j, target in enumerate(targets):
+                entry: dict[str, Any] = {"group": group.label, "target": target, "seconds": None, "std": None}
+                entry["rounds"] = [rounds_to(run.records, target) for run in group.runs]
+                seconds = [seconds_to(run.records, target, self.clock) for run in group.runs]
+                known = [s for s in seconds if s is not None]
+                if len(known) == len(seconds):
+                    s = summary(known)
+                    entry |= {"seconds": s.mean, "std": s.std}
+                    axes[0, 0].bar(
+                        j + (i - (len(groups) - 1) / 2) * width,
+                        s.mean,
+                        width,
+                        yerr=s.std,
+                        color=paint[group.label][0],
+                        capsize=2,
+                        label=group.label if j == 0 else None,
+                    )
+                data.append(entry)
+        axes[0, 0].set_xticks(range(len(targets)), [f"{t:.1%}" for t in targets])
+        axes[0, 0].set(xlabel="target accuracy", ylabel="seconds of local training")
+        legend_below(made, axes[0, 0])
+        return made, {"clock": self.clock, "bars": data}
