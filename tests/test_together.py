@@ -9,7 +9,7 @@ import pytest
 from tests.algorithms.cases import assert_same, experiment
 
 from fedrecall import config as configs
-from fedrecall.backends.vectorised import Options, Vectorised
+from fedrecall.backends.vectorised import Vectorised
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment, Interrupted
 from fedrecall.together import group, run_together
@@ -30,12 +30,10 @@ def together(runs: Any = RUNS, **settings: Any) -> list[Experiment]:
     return [experiment(**{**run, "backend": "vectorised", **settings}) for run in runs]
 
 
-@pytest.mark.parametrize(
-    "options", [None, Options(chunk=2, lanes=2), Options(convolutions="matmul")], ids=str
-)
-def test_every_run_is_what_it_is_alone(options: Options | None):
-    experiments = together()
-    results = run_together(experiments, options)
+@pytest.mark.parametrize("backend", ["auto", "vectorised:2,lanes=2", "vectorised:convolutions=matmul"])
+def test_every_run_is_what_it_is_alone(backend: str):
+    experiments = together(backend=backend)
+    results = run_together(experiments)
     for run, side, result in zip(RUNS, experiments, results, strict=True):
         alone = experiment(**run)
         expected = alone.run()

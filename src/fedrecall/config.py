@@ -64,7 +64,7 @@ class Config:
     workers: Annotated[int | None, AT_LEAST_ONE] = None
     """Workers of the backend; by default what the machine has."""
     device: str = "auto"
-    """Device of the vectorised backend: auto, cpu, cuda."""
+    """Where models and data are: cpu, cuda, or auto, a GPU if there is one and the backend is for one."""
     checkpoint_every: Annotated[int, AT_LEAST_ONE] = 1
     """Rounds from one checkpoint to the next."""
     on_failure: Literal["exclude", "stop"] = "exclude"

@@ -421,14 +421,18 @@ def describe(federation: Federation) -> tuple[Sequence[np.ndarray], dict[str, An
 
 def device_of(config: Config) -> torch.device:
     """Where a run computes: ``auto`` is the GPU if there is one and the backend is for one."""
+    backend = config.backend.partition(":")[0]
     if config.device == "auto":
-        fit = torch.cuda.is_available() and config.backend in ("auto", "vectorised")
+        fit = torch.cuda.is_available() and backend in ("auto", "vectorised")
         return torch.device("cuda" if fit else "cpu")
-    device = torch.device(config.device)
+    try:
+        device = torch.device(config.device)
+    except RuntimeError:
+        raise UserError(f"device = {config.device!r} is none; use auto, cpu or cuda.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("device = 'cuda': torch finds no GPU here; use cpu, or auto.")
-    if device.type == "cuda" and config.backend not in ("auto", "vectorised", "serial"):
-        raise UserError(f"backend = {config.backend!r} trains on the CPU; for a GPU use vectorised.")
+    if device.type == "cuda" and backend not in ("auto", "vectorised", "serial"):
+        raise UserError(f"backend = {backend!r} trains on the CPU; for a GPU use vectorised.")
     return device
 
 

@@ -9,14 +9,15 @@ been alone: the same experiments, the same loop over rounds, the same run folder
 from collections.abc import Sequence
 from typing import Any
 
-from fedrecall.backends.backend import Job
-from fedrecall.backends.vectorised import Options, Vectorised
+from fedrecall.backends import OPTIONS
+from fedrecall.backends.backend import Job, Work
+from fedrecall.backends.vectorised import Vectorised
 from fedrecall.config import Config
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment, Interrupted, Result, signals
 
 
-def run_together(experiments: Sequence[Experiment], options: Options | None = None) -> list[Result]:
+def run_together(experiments: Sequence[Experiment]) -> list[Result]:
     """Play all rounds of all experiments, on the device that their configs name.
 
     The first one that fails stops all of them; like after a signal, each can be resumed from its
@@ -47,7 +48,7 @@ def run_together(experiments: Sequence[Experiment], options: Options | None = No
                 for number, members in enumerate(groups):
                     tasks = [(i, job) for i in members for job in asked.get(i, ())]
                     if tasks and number not in backends:
-                        backends[number] = Vectorised(works[members[0]], options)
+                        backends[number] = open_vectorised(experiments[members[0]].config, works[members[0]])
                     if tasks:
                         made = backends[number].map_all([(works[i], job) for i, job in tasks])
                         started.append((tasks, made))
@@ -64,12 +65,19 @@ def run_together(experiments: Sequence[Experiment], options: Options | None = No
     return [results[i] for i in range(len(experiments))]
 
 
+def open_vectorised(config: Config, work: Work) -> Vectorised:
+    """The backend with the options that the config gives it."""
+    _, _, options = config.backend.partition(":")
+    return Vectorised(work, OPTIONS.make(f"vectorised:{options}"))
+
+
 def group(configs: Sequence[Config]) -> list[list[int]]:
     """Which runs can be one stack: what they compute in a step must be the same."""
     groups: dict[str, list[int]] = {}
     for i, c in enumerate(configs):
-        if c.backend not in ("auto", "vectorised"):
+        if c.backend.partition(":")[0] not in ("auto", "vectorised"):
             raise UserError(f"runs together are trained by the vectorised backend, not by {c.backend!r}.")
-        step = (c.algorithm, c.model, c.dataset, c.augmentation, c.precision, c.training.batch_size, c.device)
+        where = (c.backend, c.device, c.precision)
+        step = (c.algorithm, c.model, c.dataset, c.augmentation, c.training.batch_size, *where)
         groups.setdefault(repr(step), []).append(i)
     return list(groups.values())

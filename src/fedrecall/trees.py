@@ -49,7 +49,8 @@ def restore(template: Tree, flat: Mapping[str, Tensor], what: str = "state") -> 
         raise ValueError(f"{what} lacks {missing[0]!r} ({len(missing)} missing)")
     if extra := sorted(flat.keys() - expected):
         raise ValueError(f"{what} has an undeclared {extra[0]!r} ({len(extra)} undeclared)")
-    return _restore(template, flat, "")
+    restored: Tree = _restore(template, flat, "")
+    return restored
 
 
 def _restore(template: Any, flat: Mapping[str, Tensor], path: str) -> Any:

@@ -16,16 +16,18 @@ from tests.algorithms.cases import CASES, Case, assert_same, data, each, experim
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from fedrecall import config as configs
 from fedrecall import trees
 from fedrecall.algorithms.fedavg import Anchor, FedAvg
 from fedrecall.algorithms.fedntd import FedNTD
-from fedrecall.backends import vectorised
+from fedrecall.backends import open_backend, vectorised
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.serial import Serial
 from fedrecall.backends.vectorised import Options, Plan, Vectorised, local_training, mixes_examples, stacked
 from fedrecall.batches import Batch
 from fedrecall.data.store import export
 from fedrecall.errors import UserError
+from fedrecall.experiment import device_of
 from fedrecall.models.model import Model, Params, Student
 from fedrecall.training import Begun, Visit
 
@@ -306,6 +308,34 @@ def test_knows_networks_that_mix_examples():
     assert not mixes_examples(Model(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Dropout())))
     assert mixes_examples(Model(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
     assert mixes_examples(Model(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False))))
+
+
+def test_options_follow_the_name():
+    backend = open_backend("vectorised:8,convolutions=matmul", ready())
+    assert isinstance(backend, Vectorised)
+    assert backend.options == Options(8, "matmul")
+    with pytest.raises(UserError, match="chunk"):
+        open_backend("vectorised:chunk=0", ready())
+    with pytest.raises(UserError, match="has no options"):
+        open_backend("serial:8", ready())
+
+
+def test_where_a_run_lives(monkeypatch: pytest.MonkeyPatch):
+    def at(device: str, backend: str, gpu: bool) -> str:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+        return str(device_of(configs.make({"device": device, "backend": backend})))
+
+    assert at("auto", "auto", False) == at("auto", "processes", True) == at("auto", "serial", True) == "cpu"
+    assert (
+        at("auto", "auto", True) == at("auto", "vectorised:8", True) == at("cuda", "serial", True) == "cuda"
+    )
+    for device, backend, gpu, why in [
+        ("cuda", "auto", False, "no GPU"),
+        ("cuda", "processes", True, "on the CPU"),
+        ("gpu", "auto", True, "auto, cpu or cuda"),
+    ]:
+        with pytest.raises(UserError, match=why):
+            at(device, backend, gpu)
 
 
 def test_a_graph_needs_a_gpu():

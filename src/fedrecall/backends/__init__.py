@@ -5,13 +5,17 @@ from collections.abc import Callable
 
 from fedrecall.backends.backend import Backend, Work
 from fedrecall.errors import UserError, nearest
+from fedrecall.specs import Registry
 
 BACKENDS = {
     "serial": "fedrecall.backends.serial:Serial",
     "processes": "fedrecall.backends.processes:Processes",
     "vectorised": "fedrecall.backends.vectorised:Vectorised",
 }
-"""What each name opens: a class that is made with the `Work` alone."""
+"""What each name opens: a class that is made with the `Work`, and with its options if it has any."""
+
+OPTIONS = Registry("backend", {"vectorised": "fedrecall.backends.vectorised:Options"})
+"""What may follow a backend's name: ``vectorised:chunk=8,graph=true``."""
 
 WORTH_PROCESSES = 2e9
 """Trained examples x parameters in a round from which on `auto` starts processes: half a second of work."""
@@ -26,9 +30,12 @@ def open_backend(name: str, work: Work) -> Backend:
                 return _load(name)(work)
             except UserError:  # what a prompt defines cannot be sent to other processes
                 name = "serial"
+    name, _, options = name.partition(":")
     if name not in BACKENDS:
         raise UserError(f"unknown backend {name!r}; {nearest(name, ('auto', *BACKENDS))}")
-    return _load(name)(work)
+    if options and name not in OPTIONS.entries:
+        raise UserError(f"the {name} backend has no options, such as {options!r}.")
+    return _load(name)(work, OPTIONS.make(f"{name}:{options}")) if options else _load(name)(work)
 
 
 def choose(work: Work) -> str:
@@ -46,7 +53,7 @@ def choose(work: Work) -> str:
     return "processes" if round_work >= WORTH_PROCESSES else "serial"
 
 
-def _load(name: str) -> Callable[[Work], Backend]:
+def _load(name: str) -> Callable[..., Backend]:
     module, _, attribute = BACKENDS[name].partition(":")
-    found: Callable[[Work], Backend] = getattr(importlib.import_module(module), attribute)
+    found: Callable[..., Backend] = getattr(importlib.import_module(module), attribute)
     return found

@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ from fedrecall.batches import Batch
 from fedrecall.data.augmentation import Draws as AugmentationDraws
 from fedrecall.errors import UserError
 from fedrecall.models.model import Model, Params
+from fedrecall.specs import AT_LEAST_ONE
 from fedrecall.training import Begun, Failure, State, Visit, begin, descend, end, failed, train, visit
 
 GRAPHS_KEPT = 8  # recorded trainings a lane; each keeps its memory
@@ -40,13 +41,13 @@ CPU_CHUNK = 16  # there memory does not run out with an error that one could act
 class Options:
     """How the stack is computed; none of these changes what is computed."""
 
-    chunk: int | None = None
+    chunk: Annotated[int | None, AT_LEAST_ONE] = None
     """Clients stacked at once, halved when memory runs out; by default all, and 16 on a CPU."""
     convolutions: Literal["grouped", "matmul"] = "grouped"
     """Every client's own kernels as one grouped convolution, or as one batched matrix product."""
     graph: bool = False
     """Record the whole local training as a CUDA graph and replay it (on a GPU only)."""
-    lanes: int = 1
+    lanes: Annotated[int, AT_LEAST_ONE] = 1
     """Chunks under way at the same time, each on a CUDA stream of its own."""
 
 
