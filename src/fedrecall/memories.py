@@ -30,6 +30,7 @@ class Memories:
         self._cached = 0
         self._unwritten: set[int] = set()
         self._files: dict[int, str] = {}
+        self._saved: set[str] = set()  # files that a checkpoint may name
 
     @property
     def empty(self) -> bool:
@@ -58,6 +59,7 @@ class Memories:
         """Write what is new; returns the file of every client, which `load` takes."""
         for client in sorted(self._unwritten):
             self._write(client)
+        self._saved = set(self._files.values())
         return {str(client): name for client, name in sorted(self._files.items())}
 
     def load(self, files: Mapping[str, str]) -> None:
@@ -66,6 +68,7 @@ class Memories:
         self._unwritten.clear()
         self._cached = 0
         self._files = {int(client): name for client, name in files.items()}
+        self._saved = set(self._files.values())
 
     def prune(self, used: set[str]) -> None:
         """Delete files that neither these lists nor the present state name."""
@@ -94,8 +97,11 @@ class Memories:
 
     def _write(self, client: int) -> None:
         # Never over the file of before: a checkpoint may still name it.
-        version = int(self._files[client].split("-")[2].split(".")[0]) + 1 if client in self._files else 1
+        before = self._files.get(client)
+        version = int(before.split("-")[2].split(".")[0]) + 1 if before else 1
         name = f"client-{client:06d}-{version:06d}.safetensors"
         write_arrays(self.folder / name, trees.arrays(self._cache[client]))
         self._files[client] = name
         self._unwritten.discard(client)
+        if before and before not in self._saved:  # spilled since the last checkpoint, and now out of date
+            (self.folder / before).unlink(missing_ok=True)

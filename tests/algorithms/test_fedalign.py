@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from tests.algorithms.cases import experiment
 
 from fedrecall.algorithms.fedalign import FedAlign, lipschitz
 from fedrecall.losses import cross_entropy
-from tests.algorithms.cases import experiment
 
 
 def test_the_constant_is_the_spectral_norm_of_the_transmitting_matrix():

@@ -1,0 +1,188 @@
+"""The local training loop: against PyTorch's own SGD, and when numbers stop being numbers."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tests.algorithms.cases import assert_same, experiment
+from torch import nn
+
+from fedrecall import trees
+from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.algorithms.scaffold import Scaffold
+from fedrecall.data.client import ClientData
+from fedrecall.errors import UserError
+from fedrecall.experiment import Experiment
+from fedrecall.models.model import Model
+from fedrecall.records import RunFolder
+from fedrecall.training import Recipe, visit
+
+
+def client(n: int = 23) -> ClientData:
+    g = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 256, (n, 1, 4, 4), generator=g, dtype=torch.uint8)
+    y = torch.randint(0, 3, (n,), generator=g)
+    return ClientData(x, y, 3, torch.tensor([0.4]), torch.tensor([0.3]), dtype=torch.float64)
+
+
+def network(norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    norms = [nn.BatchNorm2d(3)] if norm else []
+    return nn.Sequential(nn.Conv2d(1, 3, 3), *norms, nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).double()
+
+
+def go(algorithm: Any, module: nn.Module, recipe: Recipe, data: ClientData, **where: int) -> Any:
+    model = Model(module)
+    down = algorithm.broadcast(model, algorithm.start(model.initial()), None)
+    place = {"seed": 5, "round_number": 2, "client": 7} | where
+    return visit(algorithm, model, recipe, data, down, algorithm.remember(model.initial()), **place)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_a_visit_is_torch_sgd(norm, momentum, decay):
+    recipe, data = Recipe(3, 10, 0.1, 0.9, momentum, decay), client()
+    done = go(FedAvg(), network(norm), recipe, data)
+    module = network(norm).train()
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1 * 0.9, momentum=momentum, weight_decay=decay)
+    losses, sizes = [], []
+    for batch in data.training_batches(data.draw(3, 5, 2, 7), 10):
+        sgd.zero_grad()
+        loss = nn.functional.cross_entropy(module(batch.x), batch.y)
+        loss.backward()
+        sgd.step()
+        losses.append(loss.item())
+        sizes.append(len(batch.y))
+    assert sizes == [10, 10, 3] * 3  # the last batch of an epoch is used
+    assert recipe.steps(23) == 9
+    assert_same(done.up.weights.params, {n: p.detach() for n, p in module.named_parameters()}, 1e-13)
+    assert_same(done.up.weights.buffers, dict(module.named_buffers()), 1e-13)
+    assert done.loss == pytest.approx(sum(losses) / 9, rel=1e-12)
+    assert (done.examples, done.client, done.failure) == (23, 7, None)
+
+
+def test_a_visit_leaves_what_it_was_given_alone():
+    model, data, algorithm = Model(network(True)), client(), Scaffold()
+    server = algorithm.start(model.initial())
+    down = algorithm.broadcast(model, server, None)
+    memory = algorithm.remember(model.initial())
+    before = trees.detached((down, memory))
+    state = torch.get_rng_state()
+    for _ in range(2):
+        done = visit(algorithm, model, Recipe(1, 10), data, down, memory, seed=1, round_number=1, client=0)
+    assert_same((down, memory), before)
+    assert torch.equal(torch.get_rng_state(), state)  # nothing drawn from the hidden stream
+    assert not any(t.requires_grad for _, t in trees.leaves((done.up, done.memory)))
+
+
+@pytest.mark.parametrize("changed", ["seed", "round_number", "client"])
+def test_the_order_depends_on_seed_round_and_client(changed):
+    recipe = Recipe(1, 10, lr_decay=1.0)
+    usual = go(FedAvg(), network(), recipe, client())
+    assert_same(go(FedAvg(), network(), recipe, client()).up, usual.up)
+    other = go(FedAvg(), network(), recipe, client(), **{changed: 99})
+    assert not torch.equal(other.up.weights.params["0.weight"], usual.up.weights.params["0.weight"])
+
+
+# When numbers stop being numbers.
+
+
+def test_a_loss_that_is_no_number_ends_the_visit():
+    @dataclass(frozen=True)
+    class Poisoned(Scaffold):
+        def loss(self, model: Any, params: Any, anchor: Any, batch: Any) -> torch.Tensor:
+            bad = (batch.place == 4).any()  # one example of the client
+            return super().loss(model, params, anchor, batch) / torch.where(bad, 0.0, 1.0)
+
+    data, recipe = client(), Recipe(2, 10)
+    order = data.draw(2, 5, 2, 7).order[0].tolist()
+    done = go(Poisoned(), network(), recipe, data)
+    assert done.failure is not None
+    assert done.failure.step == order.index(4) // 10 + 1
+    assert str(done.failure).startswith(f"client 7, round 2, step {done.failure.step}: the loss became inf")
+    assert done.up is None
+    assert_same(done.memory, Scaffold().remember(Model(network()).initial()))
+    assert math.isnan(done.loss)
+
+
+def test_a_model_that_overflows_in_its_last_step_is_refused():
+    done = go(FedAvg(), network(), Recipe(1, 100, lr=1e300, momentum=0.0, weight_decay=1e300), client())
+    assert "client 7, round 2, step 1" in str(done.failure)
+    assert done.up is None
+
+
+def test_an_upload_that_is_no_number_is_refused():
+    @dataclass(frozen=True)
+    class Broken(Scaffold):
+        def finish(self, *args: Any) -> Any:
+            up, memory = super().finish(*args)
+            return up._replace(change={n: c * math.nan for n, c in up.change.items()}), memory
+
+    done = go(Broken(), network(), Recipe(1, 10), client())
+    assert "step 3: the upload holds NaN or Inf" in str(done.failure)
+
+
+def test_a_client_without_examples_is_left_out():
+    done = go(FedAvg(), network(), Recipe(1, 10), client(0))
+    assert str(done.failure) == "client 7, round 2: it has no examples"
+
+
+@dataclass(frozen=True)
+class Poison(Scaffold):
+    """Clients with an even number of examples send their models to infinity from round 2 on."""
+
+    everyone: bool = False
+    """All clients."""
+
+    def finish(self, model: Any, weights: Any, anchor: Any, memory: Any, data: Any, sgd: Any) -> Any:
+        up, kept = super().finish(model, weights, anchor, memory, data, sgd)
+        first = all(not v.any() for v in memory.variate.values())
+        if (self.everyone or len(data) % 2 == 0) and not first:
+            up = up._replace(change={n: c / 0.0 for n, c in up.change.items()})
+        return up, kept
+
+
+def poisoned(out: Any = None, **settings: Any) -> Experiment:
+    everyone = settings.pop("everyone", False)
+    spec = {"name": f"{__file__}:Poison", "everyone": everyone}
+    return experiment(spec, out, sample=6, **settings)
+
+
+def test_a_poisoned_client_is_left_out_of_the_round_and_named():
+    run = poisoned(rounds=2)
+    even = [k for k in range(6) if run.federation.size(k) % 2 == 0]
+    assert 0 < len(even) < 6
+    sent = trees.detached(run.server.weights)
+    history = run.run().history
+    assert history[0]["failures"] == []
+    told = sorted(history[1]["failures"])
+    assert [t.partition(", step")[0] for t in told] == [f"client {k}, round 2" for k in even]
+    assert all("step" in t and "NaN or Inf" in t for t in told)
+    assert trees.finite(run.server)
+    assert not torch.equal(run.server.weights.params["fc.bias"], sent.params["fc.bias"])
+    # The excluded clients remember what they did before, and c is the mean of what all remember.
+    mean = trees.zeros(run.server.variate)
+    for k in range(6):
+        own = run.memories.get(k, lambda: None).variate
+        mean = {n: m + own[n] / 6 for n, m in mean.items()}
+    assert_same(run.server.variate, mean, 1e-12)
+
+
+def test_a_poisoned_client_can_stop_the_run():
+    with pytest.raises(UserError, match=r"client \d, round 2, step \d+: .*last good model is kept"):
+        poisoned(rounds=3, on_failure="stop").run()
+
+
+def test_when_all_clients_fail_the_run_stops_and_keeps_the_last_good_model(tmp_path):
+    run = poisoned(tmp_path / "run", rounds=3, everyone=True)
+    with pytest.raises(UserError, match=r"every client of the round failed, first client \d, round 2"):
+        run.run()
+    good = poisoned(rounds=1, everyone=True)
+    good.run()
+    checkpoint = next(RunFolder(tmp_path / "run").checkpoints())
+    assert checkpoint.round_number == 1
+    assert_same(trees.restore(good.server, checkpoint.arrays), good.server)
+    assert [r["round"] for r in RunFolder(tmp_path / "run").metrics()] == [1]
