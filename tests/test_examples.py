@@ -1,0 +1,44 @@
+"""The examples that the documentation shows run as they stand."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedrecall
+from fedrecall.cli import main
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def test_five_lines_of_python(capsys):
+    runpy.run_path(str(EXAMPLES / "five_lines.py"))
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["fedavg", "fedntd"]
+
+
+def test_an_algorithm_from_a_file_of_ones_own_on_the_command_line(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    small = (
+        "--dataset digits --clients 20 --sample 2 --rounds 1 --model mlp:8 --backend processes --workers 2"
+    )
+    algorithm = f"{EXAMPLES / 'fedmargin.py'}:FedMargin:margin=0.5"
+    monkeypatch.setattr(sys, "argv", ["fedrecall", "run", "--algorithm", algorithm, *small.split()])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code in (0, None)
+
+
+def test_without_its_margin_the_example_is_fedavg():
+    settings = {
+        "dataset": "digits",
+        "clients": 20,
+        "sample": 2,
+        "rounds": 1,
+        "model": "mlp:8",
+        "backend": "serial",
+    }
+    mine = fedrecall.run(algorithm=f"{EXAMPLES / 'fedmargin.py'}:FedMargin:margin=0", **settings)
+    plain = fedrecall.run(algorithm="fedavg", **settings)
+    for name, value in plain.weights.params.items():
+        assert (mine.weights.params[name] - value).abs().max() < 1e-6
