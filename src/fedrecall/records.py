@@ -12,7 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,6 +143,33 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                 return
             raise UserError(f"{path}, line {number}: {error}.") from error
         yield record
+
+
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """A round's numbers by name, such as ``seconds/train`` and ``measures/locals/in_local/after``.
+
+    Lists of numbers become their mean, but the class accuracies, which keep one each; what identifies
+    rather than measures (chains, clients) and matrices are left out.
+    """
+    found: dict[str, float] = {}
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, bool) or value is None:
+            return
+        if isinstance(value, (int, float)):
+            found[name] = float(value)
+        elif isinstance(value, Mapping):
+            for key, inner in value.items():
+                if key not in ("clients", "chains", "round") or (name, key) == ("seconds", "clients"):
+                    add(f"{name}/{key}" if name else str(key), inner)
+        elif name == "class_accuracy" and isinstance(value, list):
+            for c, share in enumerate(value):
+                add(f"{name}/{c}", share)
+        elif isinstance(value, list) and value and all(type(v) in (int, float) for v in value):
+            found[name] = sum(value) / len(value)
+
+    add("", record)
+    return found
 
 
 def _manifest(path: Path) -> dict[str, Any]:

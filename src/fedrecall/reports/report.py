@@ -1,0 +1,819 @@
+"""One self-contained HTML page about some runs: it opens from disk, asks no network, prints, and
+shows its charts and numbers without a script; the script adds read-outs and CSV files.
+
+Everything on it comes from the run folders. Names, configs and commands are other people's text and
+are escaped by `markup`; a content security policy keeps the browser from running or fetching anything else.
+"""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata, resources
+from typing import Any
+
+import numpy as np
+
+from fedrecall.errors import UserError, nearest
+from fedrecall.measures import costs
+from fedrecall.measures.accuracy import credibility
+from fedrecall.records import scalars
+from fedrecall.reports import charts
+from fedrecall.reports.charts import Interval, Line, heat, lines, scroller, table
+from fedrecall.reports.markup import Html, tag, text
+from fedrecall.reports.runs import Group, Run, arrange
+from fedrecall.reports.statistics import ENOUGH, WILCOXON, Difference, paired_difference, summary
+
+MOST_CELLS = 60_000
+"""Of all class-wise heat maps together; rounds are thinned to stay below."""
+SAMPLE_NOTE = "The line is the mean over seeds, the band one standard deviation (n - 1) on either side."
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a report is made of."""
+
+    groups: Sequence[Group]
+    targets: Sequence[float]
+    baseline: str | None = None
+    idle: Sequence[Run] = ()
+    """Runs without an evaluated round."""
+
+    @property
+    def numbered(self) -> Iterator[tuple[int, Group]]:
+        """Every group with its number."""
+        return iter(enumerate(self.groups))
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run, by group."""
+        return [run for group in self.groups for run in group.runs]
+
+
+def build(
+    runs: Sequence[Run],
+    *,
+    title: str | None = None,
+    targets: Sequence[float] = (),
+    baseline: str | None = None,
+) -> str:
+    """The page. ``targets``: accuracies in (0, 1]; ``baseline``: what the others are compared with."""
+    going = [run for run in runs if _has_rounds(run)]
+    if not going:
+        raise UserError("none of these runs has an evaluated round yet: there is nothing to report.")
+    groups = arrange(going)
+    if baseline is not None and baseline not in [name for g in groups for name in (g.algorithm, g.label)]:
+        raise UserError(f"no run is called {baseline!r}; {nearest(baseline, [g.label for g in groups])}")
+    bad = [t for t in targets if not 0 < t <= 1]
+    if bad:
+        raise UserError(f"target {bad[0]:g}: give a share in (0, 1], such as 0.6 for 60 %.")
+    idle = [run for run in runs if run not in going]
+    page = Page(groups, sorted(targets) or default_targets(groups), baseline, idle)
+    title = title or _title(page)
+    style, script = _asset("report.css"), _asset("report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    # Switching a group off needs no script: the style sheet asks whether its box is ticked.
+    switches = "".join(
+        f"body:has(#t{n}:not(:checked)) .g{n}{{display:none!important}}" for n, _ in page.numbered
+    )
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("style", Html(style + switches)),
+    )
+    made = [(name, part) for name, part in _sections(page) if part]
+    body = tag(
+        "body",
+        tag("a", "Skip to the results", href="#results", class_="skip"),
+        _header(page, title),
+        _toolbar(page, [name for name, _ in made]),
+        tag("main", *(part for _, part in made)),
+        tag("footer", f"Made by fedrecall {metadata.version('fedrecall')} from the run folders alone."),
+        tag("div", class_="tip", id="tip", hidden=True, aria_hidden="true"),
+        tag("div", class_="unseen", id="said", aria_live="polite"),
+        tag("script", Html(script)),
+    )
+    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def default_targets(groups: Sequence[Group]) -> list[float]:
+    """Round accuracies (steps of 5 or 10 points) that at least one run reached, the highest four."""
+    best = max(float(np.nanmax(run.series("accuracy"))) for group in groups for run in group.runs)
+    step = 0.1 if best >= 0.5 else 0.05
+    reached = [round(k * step, 2) for k in range(1, math.floor(best / step + 1e-9) + 1)]
+    return reached[-4:] or [round(best, 4)]
+
+
+def _has_rounds(run: Run) -> bool:
+    try:
+        return bool(run.evaluated)
+    except UserError:  # no finished round
+        return False
+
+
+def _sections(page: Page) -> Iterator[tuple[str, Html]]:
+    yield "Results", _section("Results", "", _results(page))
+    yield "Federation", _section("Federation", "Who holds what.", _federations(page))
+    yield "Accuracy", _section("Accuracy", "On the whole test split.", *_accuracy(page))
+    yield (
+        "Forgetting",
+        _section(
+            "Forgetting",
+            "Mean over classes of the best accuracy that a class once had minus the one it has "
+            "(FedNTD, eq. 5): 0 is nothing forgotten.",
+            *_forgetting(page),
+        ),
+    )
+    yield "Classes", _section("Classes", "Accuracy of each class, mean over seeds.", *_classes(page))
+    yield (
+        "Local",
+        _section(
+            "Local",
+            "The model that clients receive, what each makes of it, and what the server makes of those. "
+            "In-local accuracy weighs classes as the client's own data do, out-local the other way round "
+            "(FedNTD, eq. 6 and 7).",
+            *_local(page),
+        ),
+    )
+    yield "Targets", _section("Targets", "", _targets(page))
+    yield "Cost", _section("Cost", "", _cost(page))
+    yield (
+        "Confusion",
+        _section(
+            "Confusion",
+            "Which classes the model takes for which, at the last round that recorded it; "
+            "counts are summed over seeds.",
+            *_confusion(page),
+        ),
+    )
+    yield "Comparison", _section("Comparison", "", *_comparison(page))
+    yield (
+        "Measures",
+        _section(
+            "Measures",
+            "Whatever else was recorded; lists over clients are shown by their mean.",
+            *_others(page),
+        ),
+    )
+    yield "Runs", _section("Runs", "What made each run.", *_runs(page))
+
+
+def _section(name: str, note: str, *parts: Html) -> Html:
+    parts = tuple(p for p in parts if p)
+    if not parts:
+        return Html("")
+    identity = name.lower()
+    return tag(
+        "section",
+        tag("h2", name, id=f"{identity}-title"),
+        tag("p", note) if note else None,
+        tag("div", *parts, class_="grid-of-charts"),
+        id=identity,
+        aria_labelledby=f"{identity}-title",
+    )
+
+
+# The head of the page.
+
+
+def _title(page: Page) -> str:
+    names = list(dict.fromkeys(g.algorithm.split()[0] for g in page.groups))
+    data = list(dict.fromkeys(str(run.config["dataset"]["name"]) for run in page.runs))
+    shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+    return f"{shown} on {' and '.join(data)}"
+
+
+def _header(page: Page, title: str) -> Html:
+    going = [run for run in page.runs if not run.finished]
+    said = f"{_count(len(page.groups), 'experiment')}, {_count(len(page.runs), 'run')}."
+    warnings = [
+        f"{run.name} stands at round {run.records[-1]['round']} of {run.config['rounds']}: "
+        "the curves of its experiment end where it does."
+        for run in going
+    ]
+    warnings += [f"{run.name} has no evaluated round yet and is left out." for run in page.idle]
+    return tag(
+        "header",
+        tag("h1", title),
+        tag("p", said),
+        *(tag("p", tag("strong", "Not finished: "), w, class_="warning") for w in warnings),
+    )
+
+
+def _toolbar(page: Page, names: Sequence[str]) -> Html:
+    toggles = [
+        tag(
+            "label",
+            tag("input", type="checkbox", id=f"t{n}", checked=True, autocomplete="off"),
+            charts.swatch(n),
+            tag("span", group.label),
+            class_="toggle",
+        )
+        for n, group in page.numbered
+    ]
+    return tag(
+        "nav",
+        tag("div", *(tag("a", n, href=f"#{n.lower()}") for n in names), class_="links"),
+        tag("fieldset", tag("legend", "Show", class_="unseen"), *toggles, class_="toggles"),
+        tag("button", "Theme: auto", type="button", id="theme", hidden=True),
+        class_="toolbar",
+        aria_label="Sections and experiments",
+    )
+
+
+# Sections, in the order of the page.
+
+
+def _results(page: Page) -> Html:
+    seeds = max(len(g.runs) for g in page.groups)
+    columns = ["experiment", "seeds", "rounds", "accuracy, last round (%)", "accuracy, best round (%)"]
+    columns += ["forgetting", "loss", "training (s)"]
+    body = []
+    for n, group in page.numbered:
+        rounds, accuracy = group.series("accuracy")
+        _, forgetting = group.series("forgetting")
+        _, loss = group.series("loss")
+        played = [[r for r in run.records if r["round"] <= rounds[-1]] for run in group.runs]
+        seconds = [sum(r["seconds"]["train"] for r in records) for records in played]
+        cells = [
+            len(group.runs),
+            int(rounds[-1]),
+            _summary(accuracy[:, -1], 100),
+            _summary(accuracy.max(1), 100),
+            _summary(forgetting[:, -1], digits=4),
+            _summary(loss[:, -1], digits=4),
+            _summary(seconds, digits=1),
+        ]
+        name = tag("th", charts.swatch(n), group.label, scope="row", class_="name")
+        body.append([name, *(tag("td", c) for c in cells)])
+    note = "One seed each: no spread."
+    if seeds > 1:
+        note = f"Mean ± standard deviation (n - 1) over up to {seeds} seeds."
+    note += " The last round is the headline; the best one is chosen with the test split in hand."
+    return _numbers("Last round", note, "results-table", columns, body)
+
+
+def _federations(page: Page) -> Html:
+    """Every distinct federation: the first one open, the others folded."""
+    users: dict[str, list[Run]] = {}
+    for run in page.runs:
+        try:
+            found = json.dumps([run.partition["counts"], run.class_names])
+        except UserError:  # a folder without a partition file
+            continue
+        users.setdefault(found, []).append(run)
+    parts = []
+    for n, same in enumerate(users.values()):
+        run = same[0]
+        drawn = _federation(run, f"federation-{n}")
+        names = ", ".join(r.name for r in same)
+        c = run.config
+        head = f"{c['dataset']['name']}, {_spec(c['partition'])}, {c['clients']} clients: {names}"
+        if n == 0:
+            parts.append(
+                tag("div", tag("p", head), tag("div", *drawn, class_="grid-of-charts"), class_="wide")
+            )
+        else:
+            parts.append(
+                tag(
+                    "details",
+                    tag("summary", head),
+                    tag("div", *drawn, class_="grid-of-charts"),
+                    class_="wide more",
+                )
+            )
+    return text(*parts)
+
+
+def _federation(run: Run, identity: str) -> list[Html]:
+    counts, names = run.counts, run.class_names
+    sizes = counts.sum(1)
+    auxiliary = int(run.partition["auxiliary"])
+    note = f"{int(sizes.sum()):,} examples; a client holds {sizes.min():,} to {sizes.max():,}, "
+    note += f"the median is {np.median(sizes):,.0f}."
+    if auxiliary:
+        note += f" The server holds {auxiliary:,} more for itself."
+    return [
+        heat(
+            "Examples of each class at each client",
+            "A column a client, a row a class.",
+            counts.T.astype(float),
+            identity=f"{identity}-partition",
+            rows=names,
+            columns=range(len(counts)),
+            row_name="class",
+            column_name="client",
+            high=float(max(counts.max(), 1)),
+            digits=0,
+        ),
+        charts.bars(
+            "Examples at each client",
+            note,
+            sizes.tolist(),
+            identity=f"{identity}-sizes",
+            x_name="client",
+            y_name="examples",
+        ),
+    ]
+
+
+def _accuracy(page: Page) -> list[Html]:
+    seeds = SAMPLE_NOTE if any(len(g.runs) > 1 for g in page.groups) else ""
+    found = [
+        _curves(
+            page,
+            "accuracy",
+            "Accuracy per round (%)",
+            seeds,
+            100,
+            bounds=(0, 100),
+            unit=" %",
+            digits=2,
+            seeds=True,
+        ),
+        _curves(page, "loss", "Test loss per round", "Mean cross-entropy.", bounds=(0, math.inf)),
+    ]
+    timed = []
+    for n, group in page.numbered:
+        rounds, accuracy = group.series("accuracy")
+        at = np.array([_elapsed(run, rounds) for run in group.runs])
+        places = charts.thin(len(rounds))
+        timed.append(Line(n, group.label, at.mean(0)[places], 100 * accuracy.mean(0)[places]))
+    found.append(
+        lines(
+            "Accuracy after seconds of local training (%)",
+            "What a federation waits for: the longest chain of each round. Means over seeds; as fast as "
+            "the machines that ran it, so compare only runs of one machine.",
+            timed,
+            identity="accuracy-seconds",
+            x_name="seconds",
+            own_x=True,
+            bounds=(0, 100),
+            unit=" %",
+        )
+    )
+    return found
+
+
+def _forgetting(page: Page) -> list[Html]:
+    return [
+        _curves(page, "forgetting", "Forgetting per round", "", seeds=True),
+        _curves(
+            page,
+            "consistency",
+            "Consistency per round",
+            "Cosine similarity of the class-wise accuracies of consecutive evaluations: 1 is no swing.",
+            bounds=(0, 1),
+        ),
+    ]
+
+
+def _classes(page: Page) -> Iterable[Html]:
+    cells = sum(g.runs[0].series("class_accuracy").size for g in page.groups)
+    for n, group in page.numbered:
+        rounds, values = group.series("class_accuracy")
+        places = charts.thin(len(rounds), max(10, len(rounds) * MOST_CELLS // max(cells, MOST_CELLS)))
+        thinned = "" if len(places) == len(rounds) else f"{len(places)} of {len(rounds)} evaluated rounds."
+        yield heat(
+            f"{group.label}: accuracy of each class (%)",
+            thinned,
+            100 * values.mean(0)[places].T,
+            identity=f"classes-{n}",
+            rows=_class_names(group, values.shape[-1]),
+            columns=rounds[places].tolist(),
+            row_name="class",
+            column_name="round",
+            unit=" %",
+            group=n,
+        )
+
+
+def _local(page: Page) -> Iterable[Html]:
+    stages = {
+        "before": "of the model received",
+        "local": "of the local models",
+        "after": "of the aggregate",
+    }
+    for where, words in (("in_local", "In-local"), ("out_local", "Out-local")):
+        for stage, whose in stages.items():
+            yield _measured(
+                page,
+                "locals",
+                lambda found, w=where, s=stage: _mean(found[w][s]),
+                f"{words} accuracy {whose} (%)",
+                f"{where.replace('_', '-')}-{stage}",
+            )
+    yield _measured(
+        page,
+        "locals",
+        lambda found: found["local_average_accuracy"],
+        "Local average accuracy (%)",
+        "local-average",
+        "Mean accuracy of the round's local models on the whole test split.",
+    )
+
+
+def _targets(page: Page) -> Html:
+    body = []
+    for n, group in page.numbered:
+        cells = []
+        for target in page.targets:
+            reached = [costs.rounds_to(run.records, target) for run in group.runs]
+            seconds = [costs.seconds_to(run.records, target) for run in group.runs]
+            rounds = [float(r) for r in reached if r is not None]
+            share = (
+                f" ({len(rounds)} of {len(reached)} seeds)" if len(rounds) < len(reached) and rounds else ""
+            )
+            cells.append(
+                summary(rounds).text(digits=0 if len(rounds) == 1 else 1) + share if rounds else "not reached"
+            )
+            cells.append(summary([s for s in seconds if s is not None]).text() if rounds else "not reached")
+        name = tag("th", charts.swatch(n), group.label, scope="row", class_="name")
+        body.append([name, *(tag("td", c) for c in cells)])
+    columns = ["experiment"]
+    for t in page.targets:
+        columns += [f"{100 * t:g} %: rounds", f"{100 * t:g} %: seconds"]
+    note = (
+        "The first evaluated round with at least this accuracy, and the seconds of local training up to its "
+        "end on the longest chain of each round. Mean ± standard deviation over the seeds that reached it."
+    )
+    return _numbers("Rounds and seconds to a target accuracy", note, "targets-table", columns, body)
+
+
+def _cost(page: Page) -> Html:
+    measures = sorted({m for run in page.runs for r in run.records for m in r["seconds"].get("measures", {})})
+    columns = ["experiment", "down, bytes a visit", "up, bytes a visit", "sent in all, bytes"]
+    columns += ["client memory, bytes", "server's auxiliary examples"]
+    columns += ["longest chains (s)", "all clients (s)", "rounds, wall clock (s)", "evaluation (s)"]
+    columns += [f"measure {m} (s)" for m in measures]
+    body = []
+    for n, group in page.numbered:
+        found = [costs.cost(run.records, _auxiliary(run)) for run in group.runs]
+        cells = [
+            _bytes([getattr(c, part) for c in found]) for part in ("down", "up", "total_bytes", "memory")
+        ]
+        cells.append(f"{max(c.auxiliary for c in found):,}")
+        cells += [
+            _summary([getattr(c, part) for c in found], digits=2)
+            for part in ("waiting", "working", "train", "evaluate")
+        ]
+        cells += [_summary([c.measures.get(m, 0.0) for c in found], digits=2) for m in measures]
+        name = tag("th", charts.swatch(n), group.label, scope="row", class_="name")
+        body.append([name, *(tag("td", c) for c in cells)])
+    note = (
+        "A visit is one client in one round. Longest chains: local training that a federation waits for; "
+        "all clients: local training summed; wall clock: playing the rounds on the machine that ran them."
+    )
+    return _numbers("Bytes, memory, seconds", note, "cost-table", columns, body)
+
+
+def _confusion(page: Page) -> Iterable[Html]:
+    trusts = []
+    for n, group in page.numbered:
+        last = [found[-1] for run in group.runs if (found := _recorded(run, "confusion"))]
+        if not last:
+            continue
+        rounds = sorted({number for number, _ in last})
+        when = f"Round {' and '.join(map(str, rounds))}, {_count(len(last), 'seed')}; a row a true class."
+        counts = np.sum([found["global"] for _, found in last], axis=0)
+        names = _class_names(group, len(counts))
+        look: dict[str, Any] = {"rows": names, "columns": names, "row_name": "true"}
+        look["column_name"] = "predicted"
+        yield heat(
+            f"{group.label}: confusion on the test split",
+            f"{when} Colours are shares of the row (%), the table has counts.",
+            100 * credibility(counts),
+            identity=f"confusion-{n}",
+            digits=0,
+            group=n,
+            numbers=counts,
+            square=True,
+            **look,
+        )
+        trust = [found["credibility"] for _, found in last if found.get("credibility") is not None]
+        if trust:
+            trusts.append(
+                heat(
+                    f"{group.label}: credibility (%)",
+                    f"{when} On the server's own examples, as FedSSD sends it; mean over seeds.",
+                    100 * np.mean(trust, axis=0),
+                    identity=f"credibility-{n}",
+                    unit=" %",
+                    group=n,
+                    square=True,
+                    **look,
+                )
+            )
+    yield from trusts
+
+
+def _comparison(page: Page) -> list[Html]:
+    found = list(pairs(page.groups, page.baseline))
+    if not found:
+        return []
+    drawn: list[Html] = []
+    for key, name, scale, digits, better in (
+        ("accuracy", "Accuracy of the last round, percentage points", 100.0, 2, "higher"),
+        ("forgetting", "Forgetting after the last round", 1.0, 4, "lower"),
+    ):
+        rows, body = [], []
+        for base, n, group, shared in found:
+            d = _difference(base, group, shared, key)
+            if d is None:
+                continue
+            label = f"{group.label} − {base.label}"
+            ends = [None if v is None else v * scale for v in (d.low, d.high)]
+            rows.append(Interval(n, label, d.mean * scale, ends[0], ends[1]))
+            body.append(_difference_row(label, d, scale, digits))
+        if not rows:
+            continue
+        confidence = "95 % interval"
+        columns = ["difference", "pairs", "mean", confidence, "higher / equal / lower", "p", "test"]
+        note = (
+            f"Mean of paired differences (same seed); {better} is better. The whisker is a {confidence} "
+            "(percentile bootstrap of the mean). "
+        )
+        drawn.append(
+            charts.intervals(
+                name,
+                note,
+                rows,
+                identity=f"comparison-{key}",
+                x_name="difference",
+                numbers=table([[tag("th", c, scope="col") for c in columns]], body),
+            )
+        )
+    caution = tag(
+        "p",
+        "With few seeds bootstrap intervals are too narrow: of 3 pairs a nominal 95 % interval holds the "
+        "true mean in about 74 % of cases, of 5 in 87 %, of 10 in 92 %. A p-value is given from "
+        f"{ENOUGH} pairs on, by the test named beside it ({WILCOXON}), and is not corrected for how many "
+        "comparisons there are.",
+        class_="wide",
+    )
+    return [*drawn, caution] if drawn else []
+
+
+def pairs(
+    groups: Sequence[Group], baseline: str | None
+) -> Iterator[tuple[Group, int, Group, list[tuple[Run, Run]]]]:
+    """(baseline, number, group, their runs of one seed each) for whatever can be compared.
+
+    Groups are compared with the first one of their setup; if no setup has two, with the first one of
+    their data set; with a ``baseline``, with that one.
+    """
+    by_setup = [g.setup for g in groups]
+    same = (
+        by_setup
+        if len(set(by_setup)) < len(groups)
+        else [json.dumps(g.runs[0].config["dataset"]) for g in groups]
+    )
+    for n, group in enumerate(groups):
+        mates = [g for g, s in zip(groups, same, strict=True) if s == same[n]]
+        named = [g for g in mates if baseline in (g.algorithm, g.label)]
+        if not named and baseline is not None:
+            named = [g for g in groups if baseline in (g.algorithm, g.label)]
+        base = (named or mates)[0]
+        if base is group or base.runs[0].config["dataset"] != group.runs[0].config["dataset"]:
+            continue
+        theirs = {_seeds(run): run for run in base.runs}
+        shared = [(theirs[_seeds(run)], run) for run in group.runs if _seeds(run) in theirs]
+        if shared:
+            yield base, n, group, shared
+
+
+def _others(page: Page) -> Iterable[Html]:
+    shown = {"locals", "confusion"}
+    names = sorted({m for run in page.runs for r in run.records for m in r.get("measures", {})} - shown)
+    for measure in names:
+        keys: dict[str, None] = {}
+        for run in page.runs:
+            for _, found in _recorded(run, measure):
+                keys |= dict.fromkeys(scalars({"measures": {measure: found}}))
+        for key in keys:
+            yield _measured(
+                page,
+                measure,
+                lambda found, m=measure, k=key: scalars({"measures": {m: found}}).get(k, math.nan),
+                key.removeprefix("measures/").replace("/", ": ", 1).replace("_", " "),
+                "measure-" + "".join(c if c.isalnum() else "-" for c in key),
+                scale=1.0,
+                digits=4,
+            )
+
+
+def _runs(page: Page) -> Iterable[Html]:
+    for n, group in page.numbered:
+        for run in group.runs:
+            yield _provenance(run, n)
+    for run in page.idle:
+        yield _provenance(run, None)
+
+
+def _provenance(run: Run, n: int | None) -> Html:
+    starts = []
+    for made in run.made:
+        facts = [
+            ("command", tag("code", made.get("command", "unknown"))),
+            ("started", made.get("started", "unknown")),
+            ("machine", _machine(made)),
+            ("versions", ", ".join(f"{k} {v}" for k, v in _mapping(made.get("versions")).items())),
+            ("git revision", made.get("git") or "none"),
+        ]
+        starts.append(tag("dl", *(text(tag("dt", k), tag("dd", v)) for k, v in facts)))
+    state = "not begun"
+    if n is not None:
+        at = f"round {run.records[-1]['round']} of {run.config['rounds']}"
+        state = f"finished, {_count(len(run.records), 'round')}" if run.finished else f"not finished: at {at}"
+    return tag(
+        "details",
+        tag("summary", charts.swatch(n) if n is not None else None, tag("strong", run.name), f" · {state}"),
+        *starts,
+        tag("h3", "Config"),
+        tag("pre", json.dumps(run.config, indent=2, ensure_ascii=False), tabindex=0),
+        class_="run wide" if n is None else f"run wide g{n}",
+    )
+
+
+# What several sections need.
+
+
+def _curves(
+    page: Page,
+    key: str,
+    title: str,
+    note: str,
+    scale: float = 1.0,
+    *,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+    unit: str = "",
+    digits: int = 4,
+    seeds: bool = False,
+) -> Html:
+    """A recorded number along rounds."""
+    rows = []
+    for n, group in page.numbered:
+        rounds, values = group.series(key)
+        rows.append(_line(n, group, rounds, values * scale, seeds))
+    return lines(title, note, rows, identity=key, bounds=bounds, unit=unit, digits=digits)
+
+
+def _line(n: int, group: Group, rounds: np.ndarray, values: np.ndarray, seeds: bool) -> Line:
+    places = charts.thin(len(rounds))
+    values = values[:, places]
+    many = len(values) > 1
+    return Line(
+        n,
+        group.label,
+        rounds[places],
+        values.mean(0),
+        values.std(0, ddof=1) if many else None,
+        {f"seed {s}": v for s, v in zip(group.seeds, values, strict=True)} if seeds and many else {},
+    )
+
+
+def _measured(
+    page: Page,
+    measure: str,
+    read: Any,
+    title: str,
+    identity: str,
+    note: str = "",
+    scale: float = 100.0,
+    digits: int = 2,
+) -> Html:
+    """A measure's number along the rounds that all seeds of a group recorded."""
+    rows = []
+    for n, group in page.numbered:
+        found = [dict(_recorded(run, measure)) for run in group.runs]
+        rounds = sorted(set.intersection(*(set(f) for f in found)))
+        if rounds:
+            values = np.array([[read(f[r]) for r in rounds] for f in found], dtype=float)
+            rows.append(_line(n, group, np.array(rounds), values * scale, False))
+    share = scale == 100.0
+    return lines(
+        title,
+        note,
+        rows,
+        identity=identity,
+        bounds=(0, 100) if share else (-math.inf, math.inf),
+        unit=" %" if share else "",
+        digits=digits,
+    )
+
+
+def _recorded(run: Run, measure: str) -> list[tuple[int, dict[str, Any]]]:
+    return [(r["round"], r["measures"][measure]) for r in run.records if measure in r.get("measures", {})]
+
+
+def _numbers(
+    title: str, note: str, identity: str, columns: Sequence[str], body: Sequence[Sequence[Html]]
+) -> Html:
+    """A section whose numbers are the chart: open, one row a group that its switch hides."""
+    head = tag("tr", *(tag("th", c, scope="col") for c in columns))
+    rows = [tag("tr", *cells, class_=f"g{n}") for n, cells in enumerate(body)]
+    shown = tag("table", tag("thead", head), tag("tbody", *rows), class_="summary")
+    return tag(
+        "figure",
+        tag("figcaption", tag("h3", title), tag("p", note)),
+        scroller(shown),
+        charts.download(identity),
+        class_="chart wide",
+        id=identity,
+    )
+
+
+def _difference(base: Group, group: Group, shared: Sequence[tuple[Run, Run]], key: str) -> Difference | None:
+    last = min(base.series(key)[0][-1], group.series(key)[0][-1])
+    a, b = (
+        [float(run.series(key)[run.rounds <= last][-1]) for run in side] for side in zip(*shared, strict=True)
+    )
+    if not np.isfinite([*a, *b]).all():
+        return None
+    return paired_difference(a, b)
+
+
+def _difference_row(label: str, d: Difference, scale: float, digits: int) -> list[Html]:
+    interval = "one pair: none"
+    if d.low is not None and d.high is not None:
+        interval = f"[{d.low * scale:+.{digits}f}, {d.high * scale:+.{digits}f}]"
+    cells = [
+        d.n,
+        f"{d.mean * scale:+.{digits}f}",
+        interval,
+        f"{d.wins} / {d.ties} / {d.n - d.wins - d.ties}",
+        "" if d.p is None else f"{d.p:.3g}",
+        d.test or f"none: needs {ENOUGH} pairs",
+    ]
+    return [tag("th", label, scope="row"), *(tag("td", c) for c in cells)]
+
+
+def _elapsed(run: Run, rounds: np.ndarray) -> np.ndarray:
+    at = dict(zip([r["round"] for r in run.records], costs.elapsed(run.records), strict=True))
+    return np.array([at[r] for r in rounds.tolist()])
+
+
+def _summary(values: Iterable[float], scale: float = 1.0, digits: int = 2) -> str:
+    found = [float(v) for v in values]
+    return summary(found).text(scale, digits) if np.isfinite(found).all() else "not a number"
+
+
+def _bytes(values: Sequence[float]) -> str:
+    return f"{np.mean(values):,.0f}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else math.nan
+
+
+def _seeds(run: Run) -> tuple[Any, Any]:
+    return run.config["seed"], run.config.get("partition_seed")
+
+
+def _class_names(group: Group, count: int) -> list[str]:
+    try:
+        names = group.runs[0].class_names
+    except UserError:
+        names = []
+    return names if len(names) == count else [str(c) for c in range(count)]
+
+
+def _auxiliary(run: Run) -> int:
+    try:
+        return int(run.partition["auxiliary"])
+    except UserError:
+        return 0
+
+
+def _spec(spec: dict[str, Any]) -> str:
+    options = ", ".join(f"{k} {v}" for k, v in spec.items() if k != "name")
+    return f"{spec['name']} ({options})" if options else str(spec["name"])
+
+
+def _machine(made: dict[str, Any]) -> str:
+    parts = [made.get("cpu"), made.get("gpu"), made.get("platform")]
+    parts.append(f"{made['threads']} threads" if "threads" in made else None)
+    parts.append(f"Python {made['python']}" if "python" in made else None)
+    return ", ".join(str(p) for p in parts if p)
+
+
+def _mapping(found: Any) -> dict[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _asset(name: str) -> str:
+    return (resources.files("fedrecall.reports") / "assets" / name).read_text(encoding="utf-8")
