@@ -14,6 +14,7 @@ from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.algorithms.hooks import Sgd
 from fedrecall.batches import Batch
 from fedrecall.data.client import ClientData, Draws
+from fedrecall.models import kernels
 from fedrecall.models.model import Model, Params, Weights
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE, Range
 
@@ -138,7 +139,7 @@ def begin(
     since = time.perf_counter()
     data = data.numbered(client)
     anchor = algorithm.prepare(model, down, memory, data)
-    start = trees.detached(down.weights)
+    start = model.laid_out(trees.detached(down.weights))
     state = State(start.params, start.buffers, {n: torch.zeros_like(p) for n, p in start.params.items()})
     draws = data.draw(recipe.local_epochs, seed, round_number, client)
     sgd = recipe.sgd(round_number, len(data))
@@ -178,7 +179,7 @@ def end(
     if len(unsound):
         step = int(unsound[0, 0])
         return refused(step + 1, f"the loss became {losses[step].item()}")
-    weights = Weights(state.params, state.buffers)
+    weights = Weights({n: p.contiguous() for n, p in state.params.items()}, state.buffers)
     if not trees.finite(weights):
         return refused(sgd.steps, "the model became NaN or Inf")
     up, memory = algorithm.finish(model, weights, begun.anchor, begun.memory, data, sgd)
@@ -219,12 +220,26 @@ def descend(params: Params, grads: Params, velocity: Params, sgd: Sgd, lr: Tenso
     ``lr``: the learning rate as a tensor, for a step that is recorded once and replayed in rounds
     whose rates differ.
     """
-    ps = list(params.values())
+    ps, vs = list(params.values()), list(velocity.values())
     gs = [grads[n] for n in params]
+    if lr is None and sgd.momentum and all(map(_fusible, ps, gs, vs)):
+        torch._fused_sgd_(  # the same in one pass over memory instead of five
+            ps,
+            gs,
+            vs,
+            weight_decay=sgd.weight_decay,
+            momentum=sgd.momentum,
+            lr=sgd.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+        torch.autograd.graph.increment_version([*ps, *vs])  # which it forgets
+        return
     if sgd.weight_decay:
         gs = list(torch._foreach_add(gs, ps, alpha=sgd.weight_decay))
     if sgd.momentum:
-        vs = list(velocity.values())
         torch._foreach_mul_(vs, sgd.momentum)
         torch._foreach_add_(vs, gs)
         gs = vs
@@ -232,3 +247,8 @@ def descend(params: Params, grads: Params, velocity: Params, sgd: Sgd, lr: Tenso
         torch._foreach_add_(ps, gs, alpha=-sgd.lr)
     else:
         torch._foreach_sub_(ps, torch._foreach_mul(gs, lr))
+
+
+def _fusible(p: Tensor, g: Tensor, v: Tensor) -> bool:
+    # The fused kernel walks the bytes of all three in step, so they must be laid out alike.
+    return kernels.plain(p, g, v) and p.dtype == g.dtype and p.stride() == g.stride() == v.stride()

@@ -7,13 +7,15 @@ under ``torch.func.vmap``.
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fedrecall.errors import UserError, nearest
+from fedrecall.models import kernels
 from fedrecall.models.layers import KeyedDropout
 from fedrecall.models.slimmable import narrow, narrow_groups, slim
 from fedrecall.trees import take
@@ -56,8 +58,10 @@ class Model:
         )
         self.compute = compute
         self.feature_layer: str | None = getattr(module, "feature_layer", None)
-        self._train = copy.deepcopy(module).train().requires_grad_(False)
-        self._eval = copy.deepcopy(module).eval().requires_grad_(False)
+        self._train = kernels.equip(copy.deepcopy(module).train().requires_grad_(False))
+        self._eval = kernels.equip(copy.deepcopy(module).eval().requires_grad_(False))
+        self._exact = kernels.of_norms(module)
+        self._known: Any = WeakIdKeyDictionary()
         self._dropouts = [n for n, m in module.named_modules() if isinstance(m, KeyedDropout)]
 
     @property
@@ -94,11 +98,11 @@ class Model:
 
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
         """Logits in evaluation mode; gradients flow to ``weights.params`` if they ask for them."""
-        return self._run(self._eval, weights.params, dict(weights.buffers), x)
+        return self._run(self._eval, self._ready(weights.params), weights.buffers, x)
 
     def output(self, weights: Weights, x: Tensor) -> Output:
         """Logits and features in evaluation mode."""
-        return self._run_with_features(self._eval, weights.params, dict(weights.buffers), x)
+        return self._run_with_features(self._eval, self._ready(weights.params), weights.buffers, x)
 
     def frozen(self, weights: Weights, x: Tensor) -> Tensor:
         """A teacher's logits: evaluation mode, its own running statistics, no gradient."""
@@ -111,7 +115,13 @@ class Model:
         if x.device.type != "cpu":
             return vmap(self.frozen, in_dims=(0, None))(stacked, x)
         # On a CPU the grouped convolutions that vmap makes of this are slower than K plain passes.
-        return torch.stack([self.frozen(take(stacked, k), x) for k in range(count)])
+        with torch.no_grad():
+            rows = {n: self._ready_one(n, p, rows=True) for n, p in stacked.params.items()}
+            each = [
+                self._run(self._eval, {n: r[k] for n, r in rows.items()}, take(stacked.buffers, k), x)
+                for k in range(count)
+            ]
+        return torch.stack(each)
 
     def frozen_output(self, weights: Weights, x: Tensor) -> Output:
         """A teacher's logits and features: evaluation mode, no gradient."""
@@ -134,13 +144,52 @@ class Model:
                 handle.remove()
         return seen
 
+    def laid_out(self, weights: Weights) -> Weights:
+        """The same weights as training computes with them fastest."""
+        return weights._replace(params={n: kernels.weight(p) for n, p in weights.params.items()})
+
     def _run(self, module: nn.Module, params: Params, buffers: Params, x: Tensor) -> Tensor:
-        compute = self.compute
-        if compute is None:
-            return functional_call(module, {**params, **buffers}, (x,))  # type: ignore[no-any-return]
-        cast = {n: p.to(compute) for n, p in params.items()}
-        out: Tensor = functional_call(module, {**cast, **buffers}, (x.to(compute),))
-        return out.float()
+        if self.compute is not None:
+            x = x.to(self.compute)
+        out: Tensor = functional_call(module, params | buffers, (kernels.images(x),))
+        return out.float() if self.compute is not None else out
+
+    def _ready(self, params: Params) -> Params:
+        """Weights in the type and layout to compute with."""
+        return {n: self._ready_one(n, p) for n, p in params.items()}
+
+    def _ready_one(self, name: str, p: Tensor, rows: bool = False) -> Any:
+        """One of them, or a list of them along the leading axis; kept for as long as ``p`` is unchanged.
+
+        So a teacher is cast once a visit and not at every step.
+        """
+        make = self._cast_rows if rows else self._cast
+        if (p.requires_grad and torch.is_grad_enabled()) or p.is_inference() or not kernels.plain(p):
+            return make(name, p)
+        known = self._known.get(p)
+        if known is None or known[:2] != (p._version, rows):
+            with torch.no_grad():
+                known = (p._version, rows, make(name, p))
+            if known[2] is p:
+                return p
+            self._known[p] = known
+        return known[2]
+
+    def _cast(self, name: str, p: Tensor) -> Tensor:
+        if self.compute is not None and name not in self._exact:
+            p = p.to(self.compute)
+        return kernels.weight(p)
+
+    def _cast_rows(self, name: str, p: Tensor) -> list[Tensor]:
+        # Cloned: a view of p would keep p alive, and p is what the cache waits to see the end of.
+        return [self._cast(name, row.clone()) for row in p]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "_known"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._known = WeakIdKeyDictionary()
 
     def _run_with_features(self, module: nn.Module, params: Params, buffers: Params, x: Tensor) -> Output:
         if self.feature_layer is None:
@@ -172,15 +221,17 @@ class Student:
     def __init__(self, model: Model, buffers: Params, key: Tensor):
         self.model = model
         self.buffers = {n: b.clone() for n, b in buffers.items()}
+        self._given: Params | None = None
+        self._cast: Params = {}
         self._keys = {f"{name}.key" if name else "key": key for name in model._dropouts}
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """The student's logits; batch norm uses and updates the statistics of this batch."""
-        return self.model._run(self.model._train, params, self._state(), x)
+        return self.model._run(self.model._train, self._ready(params), self._state(), x)
 
     def output(self, params: Params, x: Tensor) -> Output:
         """The student's logits and features."""
-        return self.model._run_with_features(self.model._train, params, self._state(), x)
+        return self.model._run_with_features(self.model._train, self._ready(params), self._state(), x)
 
     def traced(self, params: Params, x: Tensor, layers: Sequence[str]) -> Traced:
         """Logits, and what goes into the first and comes out of the last of these layers."""
@@ -232,6 +283,12 @@ class Student:
 
     def _state(self) -> Params:
         return {**self.buffers, **self._keys}
+
+    def _ready(self, params: Params) -> Params:
+        """The weights of this step as the network computes with them: cast once, however often it runs."""
+        if params is not self._given:
+            self._given, self._cast = params, self.model._ready(params)
+        return self._cast
 
 
 def _kept(module: nn.Module, name: str) -> bool:

@@ -20,6 +20,7 @@ from torch import nn
 
 from fedrecall import specs
 from fedrecall.errors import UserError, nearest
+from fedrecall.models import kernels
 from fedrecall.models.layers import KeyedDropout, key_dropouts
 from fedrecall.models.resnets import BasicBlock, Block, Bottleneck, ResNet, norm_layer
 from fedrecall.specs import AT_LEAST_ONE, Range, Registry
@@ -51,6 +52,10 @@ class Chain(nn.Sequential):
     """Named layers applied in turn; a layer's nonlinearity is named ``<layer>_act``."""
 
     feature_layer: str
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The last layer's output."""
+        return kernels.chain(list(self), x)
 
 
 def activation_layer(module: nn.Module, name: str) -> str:

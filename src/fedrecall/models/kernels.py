@@ -1,0 +1,193 @@
+"""How a CPU runs a network's layers fastest: layouts and kernels, never other mathematics.
+
+Measured on one core with AVX-512 (docs/performance.md): convolutions and pooling take a fraction of
+the time when channels are the last axis in memory, and single-precision linear layers half of it in
+oneDNN, which PyTorch asks for convolutions but not for these. Everything here steps aside under
+``torch.func``, on other devices and in double precision, where PyTorch's own kernels are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+LEAST = 1 << 15
+"""Elements of a weight from which on a linear layer goes to oneDNN; below, the call costs more."""
+
+
+def plain(*tensors: Tensor) -> bool:
+    """Whether these are ordinary CPU tensors, not what ``torch.func`` wraps them in."""
+    return all(
+        t.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors
+    )
+
+
+def images(x: Tensor) -> Tensor:
+    """A batch of images with channels last in memory; the same numbers."""
+    if x.dim() != 4 or x.dtype == torch.float64 or not plain(x):
+        return x
+    _, channels, height, width = x.shape
+    if channels == 1:  # both layouts are the same bytes: only strides tell the next layer which one it is
+        x = x.contiguous()
+        return x.as_strided(x.shape, (height * width, 1, width, 1), x.storage_offset())
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def weight(p: Tensor) -> Tensor:
+    """A convolution's weight with channels last in memory; other tensors as they are."""
+    if p.dim() != 4 or p.dtype == torch.float64 or not plain(p):
+        return p
+    return p.contiguous(memory_format=torch.channels_last)
+
+
+class _Product(torch.autograd.Function):
+    """a bᵀ of single-precision matrices, by oneDNN."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (g,) = grads
+        a, b = ctx.saved_tensors
+        left, right = ctx.needs_input_grad
+        return (
+            product(g, b.t()) if left else None,
+            product(g.t(), a.t()) if right else None,
+        )
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a bᵀ; it can be differentiated as often as one likes."""
+    return cast(Tensor, _Product.apply(a, b))  # type: ignore[no-untyped-call]
+
+
+class Linear(nn.Linear):
+    """A linear layer that takes the faster of PyTorch's two CPU kernels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x wᵀ + b."""
+        w, b = self.weight, self.bias
+        if (
+            x.dim() != 2
+            or x.dtype != torch.float32
+            or w.dtype != torch.float32
+            or w.numel() < LEAST
+            or len(x) < 2
+            or not AVAILABLE
+            or not plain(x, w)
+        ):
+            return F.linear(x, w, b)
+        out = product(x, w)
+        return out if b is None else out + b
+
+
+AVAILABLE: bool = torch.backends.mkldnn.is_available() and hasattr(  # type: ignore[no-untyped-call]
+    torch.ops.mkldnn, "_linear_pointwise"
+)
+
+
+def equip(module: nn.Module) -> nn.Module:
+    """The module, its layers replaced in place by those that know the faster kernels; same weights."""
+    for layer in module.modules():
+        if type(layer) is nn.Linear:
+            layer.__class__ = Linear
+    return module
+
+
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
+
+
+def of_norms(module: nn.Module) -> frozenset[str]:
+    """Names of the parameters of normalisation layers, which stay in single precision."""
+    return frozenset(
+        f"{name}.{p}" if name else p
+        for name, layer in module.named_modules()
+        if isinstance(layer, NORMS)
+        for p, _ in layer.named_parameters(recurse=False)
+    )
+
+
+class _ReluPool(torch.autograd.Function):
+    """max-pool(relu(x)) over 2x2 pixels, x seen as [N, H, W, C].
+
+    The two commute, so the rectifier works on a quarter of the numbers; and where the maximum came
+    from is found again by comparing instead of being stored as 64-bit places. Of equal pixels the
+    first in reading order gets the gradient, as in PyTorch's own kernel.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        row = torch.maximum(x[:, :, 0::2], x[:, :, 1::2])  # [N, H, W/2, C]
+        out = torch.maximum(row[:, 0::2], row[:, 1::2]).clamp_min_(0)  # [N, H/2, W/2, C]
+        ctx.save_for_backward(x, row, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        x, row, out = ctx.saved_tensors
+        # Of each pair the second takes the gradient where it is greater, the first what is left.
+        lower, right = row[:, 1::2] - row[:, 0::2], x[:, :, 1::2] - x[:, :, 0::2]
+        if torch.is_grad_enabled():  # the gradient will itself be differentiated
+            g = torch.where(out > 0, grads[0], 0.0)
+            rows = torch.stack([torch.where(lower > 0, 0.0, g), torch.where(lower > 0, g, 0.0)], 2)
+            rows = rows.flatten(1, 2)
+            pairs = torch.stack([torch.where(right > 0, 0.0, rows), torch.where(right > 0, rows, 0.0)], 3)
+            return pairs.flatten(2, 3)
+        g = _where_positive(grads[0].contiguous(), out, 0)
+        rows, found = torch.empty_like(row), torch.empty_like(x)
+        for whole, greater, halves in (
+            (g, lower, (rows[:, 0::2], rows[:, 1::2])),
+            (rows, right, (found[:, :, 0::2], found[:, :, 1::2])),
+        ):
+            _where_positive.grad_input(whole, greater, 0, grad_input=halves[1])
+            torch.sub(whole, halves[1], out=halves[0])
+        return found
+
+
+_where_positive = torch.ops.aten.threshold_backward  # vectorised, which `where` with a mask is not
+
+
+def relu_pool(x: Tensor) -> Tensor:
+    """``max_pool2d(relu(x), 2)`` of images with channels last in memory."""
+    out: Tensor = _ReluPool.apply(x.permute(0, 2, 3, 1))  # type: ignore[no-untyped-call]
+    return out.permute(0, 3, 1, 2)
+
+
+def chain(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """The layers in turn; a rectifier and the pooling after it at once where nobody looks between."""
+    i = 0
+    while i < len(layers):
+        if i + 1 < len(layers) and _relu_then_pool(layers[i], layers[i + 1]) and _poolable(x):
+            x = relu_pool(x)
+            i += 2
+        else:
+            x = layers[i](x)
+            i += 1
+    return x
+
+
+def _relu_then_pool(first: nn.Module, second: nn.Module) -> bool:
+    return (
+        type(first) is nn.ReLU
+        and type(second) is nn.MaxPool2d
+        and (second.kernel_size, second.stride, second.padding, second.dilation) == (2, 2, 0, 1)
+        and not (second.ceil_mode or second.return_indices)
+        and not any(m._forward_hooks or m._forward_pre_hooks for m in (first, second))
+    )
+
+
+def _poolable(x: Tensor) -> bool:
+    return (
+        x.dim() == 4
+        and x.shape[2] % 2 == x.shape[3] % 2 == 0
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and plain(x)
+        and x.is_contiguous(memory_format=torch.channels_last)
+    )

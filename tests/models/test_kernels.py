@@ -1,0 +1,173 @@
+"""The faster kernels compute what PyTorch's own do."""
+
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import grad, vmap
+
+from fedrecall.algorithms.hooks import Sgd
+from fedrecall.models import kernels
+from fedrecall.models.model import Model, Weights
+from fedrecall.models.networks import CNN, MODELS, build
+from fedrecall.training import descend
+
+
+def stream(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_relu_and_pooling_at_once_are_bit_for_bit_the_two_in_turn(dtype):
+    # Few different values, so that ties, zeros and negative maxima are everywhere.
+    x = torch.randint(-3, 4, (5, 6, 8, 10), generator=stream()).to(dtype)
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    g = torch.randn(5, 6, 4, 5, generator=stream(1)).to(dtype)
+    expected, found = F.max_pool2d(F.relu(x), 2), kernels.relu_pool(x)
+    assert torch.equal(expected, found)
+    (a,), (b,) = torch.autograd.grad(expected, x, g), torch.autograd.grad(found, x, g)
+    assert torch.equal(a, b)
+    twice = torch.autograd.grad(kernels.relu_pool(x), x, g, create_graph=True)[0]
+    assert torch.equal(a, twice)
+
+
+def test_a_gradient_through_the_kernels_can_be_differentiated(monkeypatch):
+    monkeypatch.setattr(kernels, "LEAST", 1)
+    net = build("cnn:32", (1, 8, 8), 3)
+    fast, slow = Model(net), Model(net)
+    monkeypatch.setattr(slow._eval.fc1, "__class__", nn.Linear)
+    x = torch.rand(4, 1, 8, 8, generator=stream())
+    found = []
+    for model in (fast, slow):
+        params = {n: p.requires_grad_() for n, p in model.initial().params.items()}
+        if model is slow:
+            params["conv1.weight"].data = params["conv1.weight"].data.contiguous()
+        names = list(params)
+        loss = model.logits(Weights(params, {}), x).square().sum()
+        first = torch.autograd.grad(loss, [params[n] for n in names], create_graph=True)
+        total = sum((g.square().sum() for g in first), torch.zeros(()))
+        found.append([g.detach() for g in torch.autograd.grad(total, [params[n] for n in names])])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-4, atol=1e-4 * float(b.abs().max()))
+
+
+def test_linear_is_what_pytorch_computes():
+    x = torch.randn(7, 300, generator=stream()).requires_grad_()
+    w = torch.randn(200, 300, generator=stream(1)).requires_grad_()
+    g = torch.randn(7, 200, generator=stream(2))
+    exact = torch.autograd.grad(F.linear(x.double(), w.double()), (x, w), g.double())
+    found = torch.autograd.grad(kernels.product(x, w), (x, w), g)
+    torch.testing.assert_close(
+        kernels.product(x, w).double(), F.linear(x.double(), w.double()), rtol=1e-4, atol=1e-4
+    )
+    for a, b in zip(found, exact, strict=True):
+        torch.testing.assert_close(a, b.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name", ["cnn", "lenet_cifar", "alexnet8", "simple_cnn", "resnet10:group", "resnet10"]
+)
+def test_networks_compute_in_single_precision_what_they_do_in_double(name):
+    torch.manual_seed(0)
+    net = build(name, (3, 32, 32), 10)
+    x = torch.randn(4, 3, 32, 32, generator=stream())
+    y = torch.tensor([1, 0, 3, 3])
+    gradients = []
+    for dtype in (torch.float64, torch.float32):
+        model = Model(net.to(dtype))
+        weights = model.laid_out(model.initial())
+        params = {n: p.requires_grad_() for n, p in weights.params.items()}
+        student = model.student(weights.buffers, torch.tensor(0))
+        loss = F.cross_entropy(student(params, x.to(dtype)), y)
+        gradients.append([g.double() for g in torch.autograd.grad(loss, list(params.values()))])
+    for a, b in zip(*gradients, strict=True):
+        assert float((a - b).norm()) <= 1e-3 * float(a.norm()) + 1e-6
+
+
+def test_under_transforms_pytorch_does_it(monkeypatch):
+    monkeypatch.setattr(kernels, "LEAST", 1)
+    model = Model(build("cnn:16", (1, 8, 8), 3))
+    weights = model.initial()
+    x, y = torch.rand(5, 1, 8, 8, generator=stream()), torch.tensor([0, 1, 2, 1, 0])
+
+    def loss(params, x, y):
+        return F.cross_entropy(model.logits(Weights(params, {}), x[None]), y[None])
+
+    each = vmap(grad(loss), in_dims=(None, 0, 0))(weights.params, x, y)
+    params = {n: p.requires_grad_() for n, p in weights.params.items()}
+    for i in range(len(x)):
+        alone = torch.autograd.grad(loss(params, x[i], y[i]), list(params.values()))
+        for a, b in zip(each.values(), alone, strict=True):
+            torch.testing.assert_close(a[i], b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("compute", [None, torch.bfloat16])
+def test_a_teacher_is_prepared_once_and_again_when_it_changes(compute):
+    model = Model(build("cnn:16", (3, 8, 8), 3), compute=compute)
+    x = torch.rand(5, 3, 8, 8, generator=stream())
+    weights = model.initial()
+    model.frozen(weights, x)
+    kept = {n: model._ready_one(n, p) for n, p in weights.params.items()}
+    assert all(model._ready_one(n, p) is kept[n] for n, p in weights.params.items())
+    for p in weights.params.values():
+        p.mul_(2)
+    fresh = Weights({n: p.clone() for n, p in weights.params.items()}, {})
+    assert torch.equal(model.frozen(weights, x), model.frozen(fresh, x))
+    ones, zeros = ({n: f(p) for n, p in weights.params.items()} for f in (torch.ones_like, torch.zeros_like))
+    descend(weights.params, ones, zeros, Sgd(0.1, 0.9, 0.0, 1))
+    fresh = Weights({n: p.clone() for n, p in weights.params.items()}, {})
+    assert torch.equal(model.frozen(weights, x), model.frozen(fresh, x))
+    del weights, fresh, ones, zeros, p
+    assert not len(model._known)
+
+
+def test_teachers_in_a_stack_are_those_alone():
+    model = Model(build("cnn:16", (3, 8, 8), 3), compute=torch.bfloat16)
+    x = torch.rand(5, 3, 8, 8, generator=stream())
+    weights = [Weights({n: p * k for n, p in model.initial().params.items()}, {}) for k in (1.0, 0.5)]
+    stacked = Weights({n: torch.stack([w.params[n] for w in weights]) for n in weights[0].params}, {})
+    for _ in range(2):
+        assert torch.equal(model.frozen_many(stacked, x), torch.stack([model.frozen(w, x) for w in weights]))
+    stacked.params["fc1.weight"].zero_()
+    assert not torch.equal(model.frozen_many(stacked, x)[0], model.frozen(weights[0], x))
+
+
+def test_looking_between_the_layers_is_possible():
+    net = CNN().build((3, 8, 8), 3)
+    model = Model(net)
+    x = torch.rand(2, 3, 8, 8, generator=stream())
+    seen = model.activations(model.initial(), x, ["conv1_act", "pool1"])
+    assert seen["conv1_act"].shape == (2, 32, 8, 8)
+    torch.testing.assert_close(seen["conv1_act"], F.relu(net.conv1(x)))
+    torch.testing.assert_close(seen["pool1"], F.max_pool2d(F.relu(net.conv1(x)), 2))
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_models_go_from_process_to_process(name):
+    model = Model(build(name, (3, 32, 32), 4), compute=torch.bfloat16)
+    x = torch.rand(2, 3, 32, 32, generator=stream())
+    model.frozen(model.initial(), x)
+    again = pickle.loads(pickle.dumps(model))  # noqa: S301 - its own
+    assert torch.equal(again.frozen(again.initial(), x), model.frozen(model.initial(), x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_fused_optimiser_is_pytorchs_whatever_the_layout_of_the_gradient(dtype):
+    p = torch.randn(6, 4, 3, 3, generator=stream(), dtype=dtype)
+    g = torch.randn(2, 6, 4, 3, 3, generator=stream(1), dtype=dtype)
+    reference = nn.Parameter(p.clone())
+    sgd = torch.optim.SGD([reference], lr=0.1, momentum=0.9, weight_decay=0.01)
+    for gradient in g:
+        reference.grad = gradient.clone()
+        sgd.step()
+    last = torch.channels_last
+    for layout in (torch.contiguous_format, last):
+        params = {"w": p.clone(memory_format=torch.preserve_format).contiguous(memory_format=last)}
+        velocity = {"w": torch.zeros_like(params["w"])}
+        for gradient in g:
+            descend(
+                params, {"w": gradient.contiguous(memory_format=layout)}, velocity, Sgd(0.1, 0.9, 0.01, 2)
+            )
+        torch.testing.assert_close(params["w"], reference.detach())
