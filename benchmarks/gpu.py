@@ -3,7 +3,7 @@
     python -m benchmarks.gpu                          # CIFAR-10 by name
     python -m benchmarks.gpu --dataset folder:PATH    # or from what `fedrecall.data.store.export` wrote
     python -m benchmarks.gpu --dataset synthetic      # random images of its shape: the same speed
-    python -m benchmarks.gpu --device cpu --epochs 1 --parts variants   # what a CPU can do of it
+    python -m benchmarks.gpu --device cpu --epochs 1 --sample 4 --parts variants   # what a CPU can do
 
 W1: CIFAR-10, 100 clients shards:2 (500 images each), 10 sampled, E = 5, B = 50, `cnn`, crop + flip +
 Cutout, SGD 0.01/0.9/1e-5. It needs torch, numpy, PyYAML and safetensors, and writes JSON and a table.
@@ -80,6 +80,7 @@ class Bench:
             "device": str(self.device),
             "backend": VARIANTS[variant],
             "precision": "float32" if precision == "tf32" else precision,
+            "sample": self.options.sample,
             "training": {**TRAINING, "local_epochs": self.options.epochs},
             **settings,
         }
@@ -335,6 +336,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each variant, the first not counted")
     parser.add_argument("--run-rounds", type=int, default=200)
     parser.add_argument("--epochs", type=int, default=TRAINING["local_epochs"])
+    parser.add_argument("--sample", type=int, default=W1["sample"], help="clients a round")
     parser.add_argument("--tiny", action="store_true", help="a few small clients, to try this script out")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
     options = parser.parse_args(arguments)
