@@ -15,6 +15,7 @@ from fedrecall.data.datasets import DATASETS
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.measures import MEASURES
+from fedrecall.sinks import SINKS
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE
 from fedrecall.training import Recipe
 
@@ -59,6 +60,8 @@ class Config:
     """Rounds from one evaluation on the test split to the next."""
     measures: tuple[str, ...] = ()
     """What else to record, see `fedrecall list measures`."""
+    sinks: tuple[str, ...] = ()
+    """Where else the numbers go while it runs, see `fedrecall list sinks`."""
     backend: str = "auto"
     """Where clients are trained."""
     workers: Annotated[int | None, AT_LEAST_ONE] = None
@@ -76,6 +79,8 @@ class Config:
             object.__setattr__(self, name, registry.spec(registry.make(getattr(self, name))))
         for measure in self.measures:
             MEASURES.make(measure)
+        for sink in self.sinks:
+            SINKS.make(sink)
         augmentation = self.augmentation
         if augmentation is None:
             augmentation = str(default_for(self.dataset["name"]))
@@ -96,7 +101,10 @@ class Config:
 
 
 # What may differ between a run and its continuation: how far and where, not what.
-MAY_CHANGE = ("rounds", "backend", "workers", "device", "checkpoint_every", "evaluate_every", "measures")
+MAY_CHANGE = (
+    *("rounds", "backend", "workers", "device"),
+    *("checkpoint_every", "evaluate_every", "measures", "sinks"),
+)
 
 
 def make(values: Mapping[str, Any]) -> Config:
@@ -141,7 +149,12 @@ def override(values: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[
 def as_dict(config: Config) -> dict[str, Any]:
     """The effective config as JSON and YAML hold it; `make` takes it back."""
     values = specs.plain(config)
-    return {**values, "training": specs.plain(config.training), "measures": list(config.measures)}
+    return {
+        **values,
+        "training": specs.plain(config.training),
+        "measures": list(config.measures),
+        "sinks": list(config.sinks),
+    }
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.networks import build
 from fedrecall.records import Checkpoint, RunFolder
+from fedrecall.sinks import following
 from fedrecall.training import Failure
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
@@ -115,7 +116,7 @@ class Experiment:
         """
         self.config = config
         self.folder = RunFolder(Path(out)) if out is not None else None
-        self.sinks = list(sinks)
+        self.sinks: list[Sink] = [*sinks, *following(config.sinks, self.folder.path if self.folder else None)]
         self._stop: int | None = None
         if self.folder is not None:
             self._claim(self.folder, resume)
@@ -448,10 +449,13 @@ def make_model(config: Config, dataset: Dataset, algorithm: FedAvg) -> Model:
 def run(out: Path | str | None = None, *, resume: bool = False, **settings: Any) -> Result:
     """Run one experiment: ``fedrecall.run(algorithm="fedntd", dataset="digits", rounds=10)``.
 
-    Settings are those of the config; ``dataset`` may also be a `Dataset` object, ``sinks`` a list.
+    Settings are those of the config; ``dataset`` may also be a `Dataset` object, ``sinks`` a list of `Sink`
+    objects and of names as in the config.
     """
     given = settings.pop("dataset", None)
-    sinks = settings.pop("sinks", ())
+    given_sinks = settings.pop("sinks", ())
+    settings["sinks"] = [s for s in given_sinks if isinstance(s, str)]
+    sinks = [s for s in given_sinks if not isinstance(s, str)]
     root = settings.pop("data_root", None)
     dataset = given if isinstance(given, Dataset) else None
     if given is not None and dataset is None:

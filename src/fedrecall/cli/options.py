@@ -29,10 +29,10 @@ _PANELS = {
     ),
     "Training": ("algorithm", "model", "rounds", *(f.name for f in specs.fields(Recipe)), "precision"),
     "Randomness": ("seed", "partition_seed"),
-    "Measuring": ("evaluate_every", "measures"),
+    "Measuring": ("evaluate_every", "measures", "sinks"),
     "Running": ("backend", "workers", "device", "checkpoint_every", "on_failure"),
 }
-_SINGULAR = {"measures": "measure"}
+_SINGULAR = {"measures": "measure", "sinks": "sink"}
 
 
 def _shown(default: Any) -> str:

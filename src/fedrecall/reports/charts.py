@@ -287,7 +287,7 @@ def intervals(
         identity,
         tag("div", *drawn, class_="forest", role="img", aria_label=title),
         numbers,
-        opened=True,
+        wide=True,
     )
 
 
@@ -299,23 +299,24 @@ def figure(
     numbers: Html,
     *,
     group: int | None = None,
-    opened: bool = False,
+    wide: bool = False,
 ) -> Html:
-    """A chart with its caption and, folded, its numbers."""
+    """A chart with its caption and its numbers, folded unless it is as wide as the page."""
+    classes = ["chart", *(["wide"] if wide else []), *([] if group is None else [f"g{group}"])]
     return tag(
         "figure",
         tag("figcaption", tag("h3", title), tag("p", note) if note else None),
-        drawing,
+        tag("div", drawing),
         tag(
             "details",
             tag("summary", "Numbers"),
             download(identity),
             scroller(numbers),
             class_="numbers",
-            open=opened,
+            open=wide,
         ),
         id=identity,
-        class_="chart" if group is None else f"chart g{group}",
+        class_=" ".join(classes),
     )
 
 

@@ -33,6 +33,7 @@ ELSEWHERE = (
     "checkpoint_every",
     "evaluate_every",
     "measures",
+    "sinks",
     "on_failure",
 )
 """Config keys that say how a run was computed or watched, not what it computes."""

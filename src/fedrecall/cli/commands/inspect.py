@@ -26,6 +26,7 @@ from fedrecall.experiment import federate
 from fedrecall.measures import MEASURES
 from fedrecall.models.model import Model
 from fedrecall.models.networks import MODELS, build
+from fedrecall.sinks import SINKS
 from fedrecall.specs import Registry
 
 KINDS: dict[str, Registry] = {
@@ -34,19 +35,26 @@ KINDS: dict[str, Registry] = {
     "partitions": PARTITIONS,
     "models": MODELS,
     "measures": MEASURES,
+    "sinks": SINKS,
 }
 
 
 def _kind(word: str) -> Registry:
     plural = word if word.endswith("s") else word + "s"
+    if plural == "figures":  # it brings matplotlib, which nobody else here needs
+        from fedrecall.reports.figures import FIGURES
+
+        return FIGURES
     if plural not in KINDS:
-        raise UserError(f"there are no {word!r} to show; {nearest(plural, KINDS)}")
+        raise UserError(f"there are no {word!r} to show; {nearest(plural, [*KINDS, 'figures'])}")
     return KINDS[plural]
 
 
 @app.command("list")
 def list_command(
-    kind: Annotated[str, typer.Argument(help="algorithms, datasets, partitions, models or measures.")],
+    kind: Annotated[
+        str, typer.Argument(help="algorithms, datasets, partitions, models, measures, figures or sinks.")
+    ],
 ) -> None:
     """List what can be named on the command line and in a config."""
     registry = _kind(kind)
@@ -63,10 +71,12 @@ def list_command(
 
 @app.command("show")
 def show_command(
-    kind: Annotated[str, typer.Argument(help="algorithm, dataset, partition, model or measure.")],
+    kind: Annotated[
+        str, typer.Argument(help="algorithm, dataset, partition, model, measure, figure or sink.")
+    ],
     name: Annotated[str, typer.Argument(help="Its name, as `fedrecall list` prints it.")],
 ) -> None:
-    """Explain one algorithm, data set, partition, model or measure."""
+    """Explain one algorithm, data set, partition, model, measure, figure or sink."""
     registry = _kind(kind)
     chosen, _, _ = registry.parse(name)
     cls = registry.cls(chosen)
@@ -115,7 +125,7 @@ def _footprint(algorithm: Any) -> Table:
 @with_config(
     without=(
         *("algorithm", "model", "rounds", "local_epochs", "batch_size", "lr", "lr_decay", "momentum"),
-        *("weight_decay", "precision", "evaluate_every", "measures", "backend", "workers", "device"),
+        *("weight_decay", "precision", "evaluate_every", "measures", "sinks", "backend", "workers", "device"),
         *("checkpoint_every", "on_failure", "sample", "chains", "augmentation"),
     )
 )
@@ -224,7 +234,9 @@ def doctor_command(data_root: DataRoot = None) -> None:
     out.print(shown)
     out.print("\ndata sets that can be opened without a network:")
     for found in datasets.available(data_root):
-        out.print(f"  {found.name:15}{'yes' if found.here else 'no ':4} {found.where}", markup=False, soft_wrap=True)
+        out.print(
+            f"  {found.name:15}{'yes' if found.here else 'no ':4} {found.where}", markup=False, soft_wrap=True
+        )
 
 
 def _version(package: str) -> str | None:

@@ -1,0 +1,72 @@
+"""`fedrecall report` and `figure`: what run folders have to show."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedrecall import files
+from fedrecall.cli.app import app, out
+from fedrecall.errors import UserError
+
+Runs = Annotated[
+    list[Path],
+    typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN...", show_default=False),
+]
+
+
+@app.command("report")
+def report_command(
+    runs: Runs,
+    *,
+    out_: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
+    target: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Accuracy to count rounds and seconds to, such as 0.6; again for more "
+            "(default: round numbers that were reached).",
+            show_default=False,
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="What the others are compared with (default: the first).", show_default=False),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Heading of the page.", show_default=False)] = None,
+) -> None:
+    """Put runs on one HTML page that needs nothing but a browser; seeds of one config become a band.
+
+    Example: fedrecall report runs/ --out report.html
+    """
+    from fedrecall.reports.report import build
+    from fedrecall.reports.runs import open_runs
+
+    page = build(open_runs(runs), title=title, targets=target or (), baseline=baseline).encode()
+    try:
+        files.write(out_, page)
+    except OSError as error:
+        raise UserError(f"cannot write {out_}: {error.strerror}.") from error
+    out.print(f"report: {out_} ({len(page) / 1e6:.1f} MB)", markup=False, soft_wrap=True)
+
+
+@app.command("figure")
+def figure_command(
+    name: Annotated[
+        str, typer.Argument(help="A figure, as `fedrecall list figures` prints it; fedntd/fig6:clients=5.")
+    ],
+    runs: Runs,
+    *,
+    out_: Annotated[Path, typer.Option("--out", help="Folder for the PNG, the PDF and the numbers.")] = Path(
+        "figures"
+    ),
+) -> None:
+    """Draw one of the papers' figures from your runs.
+
+    Example: fedrecall figure fedntd/fig4 runs/ --out figures
+    """
+    from fedrecall.reports.figures import draw
+
+    drawn = draw(name, runs, out_)
+    out.print(drawn.caption, markup=False, highlight=False)
+    for path in drawn.files:
+        out.print(f"figure: {path}", markup=False, soft_wrap=True)

@@ -1,0 +1,242 @@
+"""`fedrecall watch`: a running or finished run in the terminal, from its folder alone."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.bar import Bar
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from fedrecall.cli.app import app, out
+from fedrecall.cli.progress import line
+from fedrecall.errors import UserError
+from fedrecall.records import RunFolder, read_metrics
+
+TICKS = "▁▂▃▄▅▆▇█"
+RECENT = 10
+"""Rounds that the time left is guessed from."""
+
+
+class Follower:
+    """A run folder that may be growing; reads it again only when it has changed."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.name = printable(path.resolve().name)
+        folder = RunFolder(path)
+        if not folder.started:
+            raise UserError(f"{path} is not a run: it has no config.json.")
+        self.config = folder.config()
+        self.records: list[dict[str, Any]] = []
+        self._seen: tuple[int, int, int] | None = None
+
+    def look(self) -> bool:
+        """Read what is new; whether there was anything."""
+        path = self.path / "metrics.jsonl"
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return False
+        seen = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if seen == self._seen:
+            return False
+        self._seen, self.config = seen, RunFolder(self.path).config()
+        self.records = list(read_metrics(path))
+        return True
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds were played."""
+        return bool(self.records) and self.records[-1]["round"] >= self.config["rounds"]
+
+    @property
+    def state(self) -> str:
+        """Finished, or when the last round ended: a folder does not say whether anybody works on it."""
+        if self.finished:
+            return "finished"
+        if self._seen is None or not self.records:
+            return "no round finished yet"
+        return f"last round {_time(time.time() - self._seen[2] / 1e9)} ago"
+
+    @property
+    def left(self) -> float | None:
+        """Seconds to the end at the pace of the last rounds."""
+        if self.finished or not self.records:
+            return None
+        recent = [seconds(r) for r in self.records[-RECENT:]]
+        missing = int(self.config["rounds"]) - int(self.records[-1]["round"])
+        return sum(recent) / len(recent) * missing
+
+
+def seconds(record: dict[str, Any]) -> float:
+    """What a round took here, all in all."""
+    spent = record.get("seconds", {})
+    measures = spent.get("measures", {})
+    parts = [*spent.values(), *(measures.values() if isinstance(measures, dict) else ())]
+    return float(sum(v for v in parts if isinstance(v, (int, float))))
+
+
+def sparkline(values: Sequence[float], width: int, low: float = 0.0, high: float = 1.0) -> str:
+    """The values as a row of blocks, at most ``width`` of them, each the mean of what it stands for."""
+    count = min(width, len(values))
+    found = []
+    for i in range(count):
+        part = values[i * len(values) // count : (i + 1) * len(values) // count]
+        share = (sum(part) / len(part) - low) / ((high - low) or 1)
+        found.append(TICKS[round(min(max(share, 0.0), 1.0) * (len(TICKS) - 1))] if share == share else " ")
+    return "".join(found)
+
+
+def view(run: Follower, width: int) -> Panel:
+    """Everything about one run that fits a terminal."""
+    config, records = run.config, run.records
+    done = records[-1]["round"] if records else 0
+    algorithm = config["algorithm"]
+    options = ", ".join(f"{k} {v}" for k, v in algorithm.items() if k != "name")
+    setup = f"{config['dataset']['name']}, {config['partition']['name']}, {config['clients']} clients, "
+    setup += f"seed {config['seed']}"
+    left = run.left
+    parts: list[RenderableType] = [
+        Text(printable(f"{algorithm['name']}{f' ({options})' if options else ''} on {setup}"), "bold"),
+        _columns(
+            Bar(
+                config["rounds"],
+                0,
+                done,
+                width=max(10, width // 3),
+                color="green" if run.finished else "blue",
+            ),
+            Text(f"round {done} of {config['rounds']}"),
+            Text(run.state + ("" if left is None else f", about {_time(left)} left"), "dim"),
+        ),
+    ]
+    evaluated = [r for r in records if "accuracy" in r]
+    if evaluated:
+        last, wide = evaluated[-1], max(10, width - 50)
+        best = max(evaluated, key=lambda r: r["accuracy"])
+        shown = Table(box=None, pad_edge=False, show_header=False)
+        for key, value, note in (
+            ("accuracy", f"{last['accuracy']:.2%}", f"best {best['accuracy']:.2%}, round {best['round']}"),
+            ("forgetting", f"{last['forgetting']:.3f}", ""),
+            ("consistency", "" if last["consistency"] is None else f"{last['consistency']:.3f}", ""),
+        ):
+            values = [r[key] for r in evaluated if r[key] is not None]
+            shown.add_row(key, Text(value, "bold"), Text(sparkline(values, wide), "cyan"), Text(note, "dim"))
+        losses = [r["loss"] for r in evaluated]
+        shown.add_row(
+            "loss", f"{last['loss']:.3f}", Text(sparkline(losses, wide, 0, max(losses)), "cyan"), ""
+        )
+        parts.append(shown)
+        parts.append(_classes(last["class_accuracy"], width))
+    if records:
+        r = records[-1]
+        per_round = [seconds(x) for x in records[-RECENT:]]
+        sent = f"{r['bytes_down'] / 1e6:.2f} MB down, {r['bytes_up'] / 1e6:.2f} MB up"
+        parts.append(Text(f"{sum(per_round) / len(per_round):.2f} s a round; {sent} a round", "dim"))
+        failed = [(x["round"], f) for x in records for f in x["failures"]]
+        if failed:
+            number, failure = failed[-1]
+            many = f"{len(failed)} visits left out, last in round {number}: {failure}"
+            parts.append(Text(printable(many), "yellow"))
+    return Panel(Group(*parts), title=Text(run.name), title_align="left", width=width)
+
+
+def _classes(shares: Sequence[float], width: int) -> RenderableType:
+    """A block for each class, labelled where there is room."""
+    if len(shares) * 4 > width - 20:
+        return Text.assemble("classes  ", (sparkline(shares, width - 20), "cyan"))
+    shown = Table(box=None, pad_edge=False, show_header=False, padding=(0, 1, 0, 0))
+    shown.add_row("class", *(str(c) for c in range(len(shares))))
+    shown.add_row("accuracy", *(Text(TICKS[round(s * (len(TICKS) - 1))] * 2, "cyan") for s in shares))
+    shown.add_row("%", *(f"{100 * s:.0f}" for s in shares))
+    return shown
+
+
+def _columns(*cells: RenderableType) -> Table:
+    shown = Table.grid(padding=(0, 2))
+    shown.add_row(*cells)
+    return shown
+
+
+@app.command("watch")
+def watch_command(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN...", show_default=False),
+    ],
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Show how it stands and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.05, help="Seconds from one look to the next.")] = 1.0,
+) -> None:
+    """Show a running or finished run in the terminal; it reads the run folder and disturbs nobody.
+
+    Example: fedrecall watch runs/fedntd-digits-shards-seed0
+    """
+    followed = [Follower(path) for path in folders(runs)]
+    for run in followed:
+        run.look()
+    if not out.is_terminal:
+        _tell(followed, once, every)
+    elif once:
+        out.print(_page(followed))
+    else:
+        with Live(_page(followed), console=out, auto_refresh=False) as live:
+            while not all(run.finished for run in followed):
+                time.sleep(every)
+                for run in followed:
+                    run.look()
+                live.update(_page(followed), refresh=True)
+
+
+def folders(paths: Sequence[Path]) -> list[Path]:
+    """The run folders among the paths and directly inside them."""
+    found: list[Path] = []
+    for path in paths:
+        inside = [] if RunFolder(path).started else sorted(p.parent for p in path.glob("*/config.json"))
+        found += inside or [path]
+    return found
+
+
+def _page(followed: Sequence[Follower]) -> Group:
+    return Group(*(view(run, min(out.width, 120)) for run in followed))
+
+
+def _tell(followed: Sequence[Follower], once: bool, every: float) -> None:
+    """Plain lines: how each run stands, then every further round."""
+    told = {run.path: len(run.records) - 1 for run in followed}
+    for run in followed:
+        _say(f"{run.name}: round {len(run.records)} of {run.config['rounds']}, {run.state}")
+    while True:
+        for run in followed:
+            told[run.path] = min(told[run.path], len(run.records))  # a resumed run may have gone back
+            for record in run.records[max(told[run.path], 0) :]:
+                _say(f"{run.name}: round {record['round']}/{run.config['rounds']}  {line(record)}")
+            told[run.path] = len(run.records)
+        if once or all(run.finished for run in followed):
+            return
+        time.sleep(every)
+        for run in followed:
+            run.look()
+
+
+def _say(text: str) -> None:
+    out.print(printable(text), soft_wrap=True, markup=False, highlight=False)
+
+
+def printable(text: str) -> str:
+    """The text without what would command a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _time(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
