@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import fedrecall
+from fedrecall.experiment import Interrupted
 from fedrecall.files import read_json, write
 from fedrecall.records import read_metrics
 
@@ -198,4 +199,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Interrupted as stop:  # the round was finished and saved; the same command goes on
+        print(stop)
