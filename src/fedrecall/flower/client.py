@@ -1,0 +1,132 @@
+"""The ClientApp: a node says who it is, trains, and evaluates, on data that do not leave it."""
+
+from collections.abc import Callable
+
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedrecall import config as configs
+from fedrecall import payloads
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.config import Config
+from fedrecall.errors import UserError
+from fedrecall.experiment import make_model
+from fedrecall.flower import wire
+from fedrecall.flower.node import Kept, Node, Silo
+from fedrecall.flower.wire import Announcement, Data, Malformed, Question, Refusal, Report, Task, Tested
+from fedrecall.measures.accuracy import evaluate
+from fedrecall.models.model import Model
+from fedrecall.training import visit
+
+app = ClientApp()
+threads: int | None = None
+"""How many threads to train with, where the process that this one is a copy of had to do with one."""
+
+Handler = Callable[[Node, RecordDict], RecordDict]
+
+
+def _answer(handler: Handler, message: Message, context: Context) -> Message:
+    """Let the handler answer; what it refuses becomes a reply that says why."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        content = handler(Node.of(context.node_config), message.content)
+    except ValueError as error:  # a UserError, or a message that is not what was declared
+        content = wire.pack(Refusal(wire.tidy(str(error))))
+    return Message(content, reply_to=message)
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Say who this node is."""
+    return _answer(announce, message, context)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Make a visit."""
+    return _answer(make_visit, message, context)
+
+
+@app.evaluate()
+def test(message: Message, context: Context) -> Message:
+    """Evaluate a model."""
+    return _answer(make_test, message, context)
+
+
+def announce(node: Node, content: RecordDict) -> RecordDict:
+    """Number, sizes, shape, class names and channel statistics of the node's data."""
+    question, arrays = wire.unpack(content, Question, "the server's question")
+    _no_arrays(arrays)
+    silo = Silo(node, _config(node, question.config))
+    d = silo.dataset
+    return wire.pack(
+        Announcement(
+            node.client,
+            len(silo.train),
+            len(silo.test),
+            list(d.shape),
+            list(d.class_names),
+            d.mean.tolist(),
+            d.std.tolist(),
+        )
+    )
+
+
+def make_visit(node: Node, content: RecordDict) -> RecordDict:
+    """Train as the server asks, from the memory that it means, and remember."""
+    task, arrays = wire.unpack(content, Task, "the server's task")
+    algorithm, model, silo, config = _prepare(node, task)
+    template = payloads.declared_down(algorithm, model, silo.dataset.shape, silo.dataset.classes)
+    down = payloads.check(arrays, template, "what the server sent", growing=True)
+    kept = Kept(node, task.run)
+    done = visit(
+        algorithm,
+        model,
+        config.training,
+        silo.train,
+        down,
+        kept.get(task.remembered, algorithm.remember(down.weights)),
+        seed=config.seed,
+        round_number=task.round,
+        client=task.client,
+    )
+    if done.failure is not None:
+        at = "" if done.failure.step is None else f"step {done.failure.step}: "
+        return wire.pack(Refusal(at + done.failure.reason))
+    kept.put(task.round, done.memory, task.keep)
+    return wire.pack(Report(task.round, task.client, done.examples, done.loss, done.seconds), done.up)
+
+
+def make_test(node: Node, content: RecordDict) -> RecordDict:
+    """Count what the model predicts for the node's test examples."""
+    task, arrays = wire.unpack(content, Task, "the server's task")
+    _, model, silo, _ = _prepare(node, task)
+    weights = payloads.check(arrays, model.initial(), "what the server sent")
+    found = evaluate(model, weights, silo.test)
+    return wire.pack(Tested(task.round, task.client, found.confusion.ravel().tolist(), found.loss))
+
+
+def _prepare(node: Node, task: Task) -> tuple[FedAvg, Model, Silo, Config]:
+    if task.client != node.client:
+        raise UserError(f"it is client {node.client}, not {task.client}.")
+    config = _config(node, task.config)
+    silo = Silo(
+        node, config, wire.values(wire.from_json(task.data, "the task's data"), Data, "the task's data")
+    )
+    algorithm: FedAvg = ALGORITHMS.make(config.algorithm)
+    return algorithm, make_model(config, silo.dataset, algorithm), silo, config
+
+
+def _config(node: Node, text: str) -> Config:
+    values = wire.from_json(text, "the run's config")
+    config = configs.make(values | {"device": node.device, "backend": "auto"})
+    node.allow(config)
+    return config
+
+
+def _no_arrays(arrays: object) -> None:
+    if arrays:
+        raise Malformed("the server's question has undeclared arrays")

@@ -1,0 +1,62 @@
+"""How a run is hosted on Flower: what `flwr run` takes beside the run's own config."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fedrecall import config as configs
+from fedrecall import specs
+from fedrecall.config import Config
+from fedrecall.errors import UserError
+from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE
+
+NOT_HERE = {
+    "backend": "nodes train their visits themselves",
+    "workers": "nodes train their visits themselves",
+    "measures": "they look at the clients' data, which stay at the nodes",
+}
+"""Fields of the config that have no meaning in a federation, and why."""
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """What the server needs to know besides the run."""
+
+    out: str | None = None
+    """Run folder, on the server; without it nothing is kept."""
+    resume: bool = False
+    """Go on with the run in `out` if there is one."""
+    class_names: tuple[str, ...] = ()
+    """Names of all classes in one order, as a+b+c, where nodes do not all have all of them."""
+    min_clients: Annotated[int, AT_LEAST_ONE] = 1
+    """Fewest clients whose uploads make a round; with fewer the run stops and can be resumed."""
+    wait: Annotated[float, NON_NEGATIVE] = 600.0
+    """Seconds to wait at the start until all clients are there; then min_clients are enough."""
+    timeout: Annotated[float, POSITIVE] = 600.0
+    """Seconds to wait for the replies of one link; who has not answered then is left out of the round."""
+    poll: Annotated[float, POSITIVE] = 0.2
+    """Seconds between looks for replies."""
+
+
+def read(given: Mapping[str, Any]) -> tuple[Config, Hosting]:
+    """The run's config and its hosting from Flower's run config, in which an empty text is no value."""
+    values = {k.replace("-", "_"): v for k, v in given.items() if v != ""}
+    own = {f.name for f in specs.fields(Hosting)}
+    for name, why in NOT_HERE.items():
+        if name in values:
+            raise UserError(f"{name} cannot be set in a federation: {why}.")
+    if "clients" not in values:
+        raise UserError(
+            "clients is needed: how many nodes take part, which say client=0, client=1 and so on."
+        )
+    settings = {k: v for k, v in values.items() if k not in own}
+    settings.setdefault("dataset", "fedrecall.flower.node:Elsewhere")
+    plain = {k: v for k, v in settings.items() if "." not in k}
+    dotted = {k: v for k, v in settings.items() if "." in k}
+    config = configs.make(configs.override(plain, dotted))
+    hosting = specs.build(Hosting, {k: v for k, v in values.items() if k in own}, "run config")
+    if hosting.min_clients > config.sampled:
+        raise UserError(
+            f"min_clients = {hosting.min_clients} is more than the {config.sampled} sampled a round."
+        )
+    return config, hosting

@@ -1,0 +1,170 @@
+"""A node of the federation: its owner's settings, its data, and what it remembers between visits."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+
+from fedrecall import files, specs, trees
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.config import Config
+from fedrecall.data.augmentation import Augmentation
+from fedrecall.data.client import ClientData
+from fedrecall.data.datasets import Dataset, Recipe, Split, load
+from fedrecall.data.federation import Federation
+from fedrecall.errors import UserError
+from fedrecall.experiment import DTYPES, device_of, federate
+from fedrecall.flower.wire import Data
+from fedrecall.specs import NON_NEGATIVE
+
+
+@dataclass(frozen=True)
+class Node:
+    """What the owner of a node says with `--node-config`."""
+
+    client: Annotated[int, NON_NEGATIVE]
+    """The node's number in the federation, from 0; no two nodes have the same."""
+    data: str
+    """Its data: a folder as folder:/path/to/data, or any data set by name."""
+    divide: bool = False
+    """Hold only the part of the data that the run's partition gives to this client: for simulations."""
+    memory: str = "~/.fedrecall/nodes"
+    """Folder for what it remembers between visits, such as control variates; it should outlive restarts."""
+    data_root: str | None = None
+    """Folder that mirrors the hub's layout, for data sets by name; by default $FEDRECALL_DATA."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where it trains."""
+    custom: bool = False
+    """Allow runs to name algorithms and networks of your own as package.module:Class, which are imported."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Node":
+        """From a SuperNode's config; dashes may stand for underscores."""
+        return specs.build(cls, {k.replace("-", "_"): v for k, v in given.items()}, "--node-config")
+
+    def allow(self, config: Config) -> None:
+        """Refuse a run that would import what the owner has not allowed."""
+        model = config.model if isinstance(config.model, str) else str(config.model.get("name"))
+        for what, name in (("algorithm", str(config.algorithm["name"])), ("model", model)):
+            known = name in ALGORITHMS.entries if what == "algorithm" else ":" not in model
+            if not known and not self.custom:
+                raise UserError(
+                    f"the run's {what} {name!r} is not one of fedrecall's; allow it with custom=true."
+                )
+
+
+@dataclass(frozen=True)
+class Elsewhere(Recipe):
+    """The data set of a run whose server has none: the nodes hold the data."""
+
+    def read(self, name: str, root: Path | None) -> Dataset:
+        """Never: nobody but a node can read its data."""
+        raise UserError("this run's data are at the nodes of a federation: it cannot be played here.")
+
+
+class Silo:
+    """The node's data as a run sees them."""
+
+    def __init__(self, node: Node, config: Config, data: Data | None = None):
+        """``data`` has the names and statistics that the federation agreed on, once it has."""
+        dataset = _read(node.data, node.data_root)
+        if data is not None:
+            dataset = _agreed(dataset, data, node.client)
+        config = replace(config, device=node.device, backend="auto")
+        if node.divide:
+            if node.client >= config.clients:
+                raise UserError(f"it is client {node.client}, but the run has {config.clients} clients.")
+            whole = federate(config, dataset, ALGORITHMS.make(config.algorithm))
+            part = whole.parts[node.client]
+            places = torch.arange(node.client, len(dataset.test), config.clients)
+            test = Split(whole.dataset.test.x[places], whole.dataset.test.y[places])  # each node its share
+            self.federation = replace(whole, parts=[part], dataset=replace(whole.dataset, test=test))
+        else:
+            self.federation = Federation(
+                dataset.to(device_of(config)),
+                [np.arange(len(dataset.train), dtype=np.int64)],
+                Augmentation.parse(config.augmentation or "none"),
+                DTYPES[config.precision],
+            )
+
+    @property
+    def dataset(self) -> Dataset:
+        """Everything the node holds, with the federation's names."""
+        return self.federation.dataset
+
+    @property
+    def train(self) -> ClientData:
+        """The examples it trains on."""
+        return self.federation.client(0)
+
+    @property
+    def test(self) -> ClientData:
+        """The examples it evaluates on."""
+        return self.federation.test
+
+
+@lru_cache(maxsize=4)
+def _read(spec: str, root: str | None) -> Dataset:
+    return load(spec, root=None if root is None else Path(root).expanduser())
+
+
+preload = _read
+"""Read a node's data before the first message asks for it."""
+
+
+def _agreed(dataset: Dataset, data: Data, client: int) -> Dataset:
+    """The data set with the federation's class numbers and channel statistics."""
+    names = tuple(data.classes)
+    if unknown := [name for name in dataset.class_names if name not in names]:
+        raise UserError(f"its class {unknown[0]!r} is not among the federation's: {', '.join(names)}.")
+    if not len(data.mean) == len(data.std) == len(dataset.mean):
+        raise UserError(f"its examples have {len(dataset.mean)} channels, the federation's {len(data.mean)}.")
+    numbers = torch.tensor([names.index(name) for name in dataset.class_names])
+    train, test = (Split(s.x, numbers[s.y]) for s in (dataset.train, dataset.test))
+    mean, std = torch.tensor(data.mean), torch.tensor(data.std)
+    return replace(dataset, class_names=names, train=train, test=test, mean=mean, std=std)
+
+
+class Kept:
+    """One client's memories of one run on disk, a file for every round it took part in.
+
+    The server may not have got the upload that a memory belongs to, or go back to an earlier
+    checkpoint. It says which memory to start from, so both sides always mean the same one.
+    """
+
+    def __init__(self, node: Node, run: str):
+        if not re.fullmatch("[0-9a-f]{32}", run):  # it becomes a folder's name
+            raise ValueError("the run's name is not 32 hexadecimal digits")
+        self.folder = Path(node.memory).expanduser() / run / f"client-{node.client:06d}"
+
+    def get(self, round_number: int, first: Any) -> Any:
+        """The memory after the visit of this round; ``first`` if there was none (round 0)."""
+        if round_number == 0 or not trees.arrays(first):
+            return first
+        path = self._path(round_number)
+        if not path.exists():
+            raise UserError(
+                f"what it remembered after round {round_number} is not in {self.folder}: "
+                "bring the folder back, or begin the run anew."
+            )
+        return trees.restore(first, files.read_arrays(path), f"{path}")
+
+    def put(self, round_number: int, memory: Any, keep: int) -> None:
+        """Remember this after the round; forget what the server cannot go back to."""
+        arrays = trees.arrays(memory)
+        if not arrays:
+            return
+        files.write_arrays(self._path(round_number), arrays)
+        rounds = sorted(int(p.stem.split("-")[1]) for p in self.folder.glob("round-*.safetensors"))
+        oldest = max((r for r in rounds if r <= keep), default=0)
+        for number in rounds:
+            if number < oldest:
+                self._path(number).unlink(missing_ok=True)
+
+    def _path(self, round_number: int) -> Path:
+        return self.folder / f"round-{round_number:06d}.safetensors"

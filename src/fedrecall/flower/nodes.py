@@ -1,0 +1,357 @@
+"""The nodes as the server sees them: who is there, and a backend that asks them for visits."""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedrecall import config as configs
+from fedrecall import payloads
+from fedrecall.backends.backend import Job
+from fedrecall.config import Config
+from fedrecall.errors import UserError
+from fedrecall.flower import wire
+from fedrecall.flower.hosting import Hosting
+from fedrecall.flower.wire import Announcement, Data, Malformed, Question, Report, Task, Tested
+from fedrecall.measures.accuracy import Evaluation
+from fedrecall.models.model import Weights
+from fedrecall.training import Failure, Visit
+
+log = logging.getLogger("flwr")
+PROGRESS = 10.0
+"""Seconds between lines that say who is waited for."""
+
+
+INTRODUCTION = 60.0
+"""Seconds that a node which comes later has to say who it is."""
+
+
+class Receipt(NamedTuple):
+    """What the server remembers of a client whose memory stays at the node."""
+
+    round: Tensor
+    """The round of the last visit whose upload arrived; the node has the memory under this number."""
+
+
+class Facts(NamedTuple):
+    """What the federation agreed on."""
+
+    shape: tuple[int, ...]
+    data: Data
+
+
+class Nodes:
+    """A map from client numbers to nodes, and the backend over it.
+
+    Flower gives a SuperNode an id of its own; which client it is, is asked of it and remembered
+    for as long as it is online.
+    """
+
+    def __init__(self, grid: Grid, config: Config, hosting: Hosting, run: str = ""):
+        self.grid, self.config, self.hosting, self.run = grid, config, hosting, run
+        self.facts: Facts | None = None
+        self.up: Any = None
+        """The template of uploads, once there is a model."""
+        self._json = wire.as_json(_without_data(config))
+        self._known: dict[int, Announcement] = {}
+        """By node id; several nodes may say the same number."""
+        self._asked: dict[str, int] = {}
+        """Node id by id of the question."""
+        self._refused: set[int] = set()
+
+    # Who is there.
+
+    def gather(self) -> Facts:
+        """Wait until every client is there, or until the deadline for as many as are needed."""
+        hosting, needed = self.hosting, self.config.clients
+        deadline, told = time.monotonic() + hosting.wait, 0.0
+        while True:
+            self._look()
+            here, double = self._clients(), self._doubles()
+            if len(here) == needed and not double:
+                break
+            now = time.monotonic()
+            if now > deadline:
+                if double:
+                    raise UserError(f"{double[0]}: give every SuperNode its own client number.")
+                if len(here) >= max(hosting.min_clients, 1):
+                    log.warning("%d of %d clients are here; going on without the others.", len(here), needed)
+                    break
+                raise UserError(
+                    f"after {hosting.wait:g} s {len(here)} of {needed} clients are here, missing "
+                    f"{_some(sorted(set(range(needed)) - here.keys()))}; start their SuperNodes, "
+                    "wait longer, or lower min_clients."
+                )
+            if now - told > PROGRESS:
+                told = now
+                log.info(
+                    "waiting for clients: %d of %d are here, %.0f s left%s",
+                    len(here),
+                    needed,
+                    deadline - now,
+                    "".join(f"; {d}" for d in double),
+                )
+            time.sleep(hosting.poll)
+        return self._agree([self._known[node] for _, node in sorted(here.items())])
+
+    def _look(self) -> None:
+        """Ask new nodes who they are, hear those who were asked, forget those who left."""
+        online = set(self.grid.get_node_ids())
+        self._known = {node: a for node, a in self._known.items() if node in online}
+        self._asked = {i: node for i, node in self._asked.items() if node in online}
+        self._refused &= online
+        new = online - self._known.keys() - self._refused - set(self._asked.values())
+        if new:
+            content = wire.pack(Question(self._json))
+            for identity, node in self._push(dict.fromkeys(new, content), "query", 0):
+                self._asked[identity] = node
+        for node, reply in self._pull(self._asked):
+            try:
+                self._known[node] = self._announcement(reply)
+            except ValueError as error:
+                self._refused.add(node)
+                log.error("node %d is left out: %s", node, error)
+
+    def _meet(self, clients: Set[int]) -> None:
+        """See who is there; a new node may be one of these clients come back, so its answer is waited for."""
+        deadline = time.monotonic() + min(self.hosting.timeout, INTRODUCTION)
+        self._look()
+        while clients - self._clients().keys() and self._asked:
+            if time.monotonic() > deadline:
+                log.error("nodes %s do not say who they are and are left out", _some([*self._asked.values()]))
+                self._refused |= set(self._asked.values())
+                self._asked.clear()
+                break
+            time.sleep(self.hosting.poll)
+            self._look()
+
+    def _announcement(self, reply: Message) -> Announcement:
+        said, arrays = wire.unpack(_content(reply), Announcement, "what it says of itself")
+        if arrays:
+            raise Malformed("what it says of itself has undeclared arrays")
+        if not 0 <= said.client < self.config.clients:
+            raise Malformed(
+                f"it says it is client {said.client}, and there are {self.config.clients}, from 0 on"
+            )
+        if said.examples < 1 or said.test_examples < 0:
+            raise Malformed(f"client {said.client} says it has {said.examples} examples")
+        if (
+            not said.shape
+            or min(said.shape) < 1
+            or not said.classes
+            or len(set(said.classes)) < len(said.classes)
+        ):
+            raise Malformed(f"client {said.client} says that its examples are {said.shape} of {said.classes}")
+        if not len(said.mean) == len(said.std) == said.shape[0]:
+            raise Malformed(
+                f"client {said.client} gives {len(said.mean)} channel means of {said.shape[0]} channels"
+            )
+        if self.facts is not None and tuple(said.shape) != self.facts.shape:
+            raise Malformed(
+                f"client {said.client} has examples of {said.shape}, others of {self.facts.shape}"
+            )
+        return said
+
+    def _clients(self) -> dict[int, int]:
+        """Node of each client; of several that say the same number the one that was here first."""
+        here: dict[int, int] = {}
+        for node, said in self._known.items():
+            here.setdefault(said.client, node)
+        return here
+
+    def _doubles(self) -> list[str]:
+        found: dict[int, list[int]] = {}
+        for node, said in self._known.items():
+            found.setdefault(said.client, []).append(node)
+        return [
+            f"nodes {' and '.join(map(str, nodes))} both say they are client {client}"
+            for client, nodes in sorted(found.items())
+            if len(nodes) > 1
+        ]
+
+    def _agree(self, said: Sequence[Announcement]) -> Facts:
+        first = said[0]
+        names = list(self.hosting.class_names) or first.classes
+        for other in said:
+            if other.shape != first.shape:
+                raise UserError(
+                    f"clients {first.client} and {other.client} have examples of different shapes, "
+                    f"{first.shape} and {other.shape}."
+                )
+            if not self.hosting.class_names and other.classes != names:
+                raise UserError(
+                    f"clients {first.client} and {other.client} name different classes, {_some(names)} and "
+                    f"{_some(other.classes)}: give class_names, all of them in one order."
+                )
+        self.facts = Facts(tuple(first.shape), Data(names, *_pooled(said)))
+        return self.facts
+
+    # What they are asked.
+
+    def map(self, jobs: Sequence[Job]) -> Iterator[Visit]:
+        """The visits in the order of their jobs; who does not answer in time, or not well, has failed."""
+        contents: dict[
+            int, tuple[Any, RecordDict]
+        ] = {}  # arrays are packed once for all that receive the same
+        for job in jobs:
+            if id(job.down) not in contents:
+                contents[id(job.down)] = job.down, wire.pack(self._task(job.round, job.client, 0), job.down)
+        asked = {}
+        for job in jobs:
+            content = RecordDict(dict(contents[id(job.down)][1].items()))
+            remembered = int(job.memory.round) if isinstance(job.memory, Receipt) else 0
+            content["values"] = wire.pack(self._task(job.round, job.client, remembered))["values"]
+            asked[job.client] = content
+        replies = self._exchange(asked, "train", jobs[0].round if jobs else 0)
+        for job in jobs:
+            yield self._visit(job, *replies[job.client])
+
+    def _visit(self, job: Job, reply: Message | None, absence: str) -> Visit:
+        try:
+            if reply is None:
+                raise Malformed(absence)
+            report, arrays = wire.unpack(_content(reply), Report, "its reply")
+            if report.client != job.client or report.round != job.round:
+                raise Malformed(f"its reply is of client {report.client}, round {report.round}")
+            if report.examples <= 0:
+                raise Malformed(f"it says it trained on {report.examples} examples")
+            up = payloads.check(arrays, self.up, "its reply")
+        except ValueError as error:
+            failure = Failure(job.client, job.round, None, str(error))
+            return Visit(job.client, 0, None, job.memory, float("nan"), 0.0, failure)
+        receipt = Receipt(torch.tensor(job.round))
+        return Visit(job.client, report.examples, up, receipt, report.loss, report.seconds)
+
+    def evaluate(self, weights: Weights, round_number: int) -> Evaluation:
+        """The model on the test examples of every node that is there and has some."""
+        assert self.facts is not None
+        self._look()
+        asked = [c for c, node in sorted(self._clients().items()) if self._known[node].test_examples]
+        one = wire.pack(self._task(round_number, 0, 0), weights)
+        contents = {}
+        for client in asked:
+            contents[client] = RecordDict(dict(one.items()))
+            contents[client]["values"] = wire.pack(self._task(round_number, client, 0))["values"]
+        count = len(self.facts.data.classes)
+        confusion, loss = np.zeros((count, count), np.int64), 0.0
+        for client, (reply, absence) in self._exchange(contents, "evaluate", round_number).items():
+            try:
+                if reply is None:
+                    raise Malformed(absence)
+                tested = _tested(reply, client, round_number, count)
+            except ValueError as error:
+                log.warning("client %d, evaluation of round %d: %s", client, round_number, error)
+                continue
+            counts = np.array(tested.confusion, np.int64).reshape(count, count)
+            confusion += counts
+            loss += tested.loss * counts.sum()
+        if not confusion.any():
+            raise UserError(
+                f"nobody evaluated the model of round {round_number}: no node that answered has test "
+                "examples; give the server a data set of its own with dataset=..., whose test split is used."
+            )
+        return Evaluation(confusion, loss / confusion.sum())
+
+    def close(self) -> None:
+        """Nothing to free: Flower ends its connection itself."""
+
+    def _task(self, round_number: int, client: int, remembered: int) -> Task:
+        assert self.facts is not None
+        every = self.config.checkpoint_every
+        keep = max(
+            0, ((round_number - 1) // every - 1) * every
+        )  # the older of the two checkpoints that are kept
+        data = wire.as_json(self.facts.data)
+        return Task(self._json, data, self.run, round_number, client, remembered, keep)
+
+    def _exchange(
+        self, contents: Mapping[int, RecordDict], kind: str, round_number: int
+    ) -> dict[int, tuple[Message | None, str]]:
+        """Each client's reply, or None and why there is none."""
+        found: dict[int, tuple[Message | None, str]] = dict.fromkeys(
+            contents, (None, "its node is not connected")
+        )
+        self._meet(contents.keys())
+        here = self._clients()
+        sent = {here[client]: content for client, content in contents.items() if client in here}
+        client_of = {here[client]: client for client in contents if client in here}
+        deadline = time.monotonic() + self.hosting.timeout
+        waiting = dict(self._push(sent, kind, round_number))
+        for node in waiting.values():
+            found[client_of[node]] = None, f"no reply within {self.hosting.timeout:g} s"
+        while waiting:
+            for node, reply in self._pull(waiting):
+                found[client_of[node]] = reply, ""
+            if not waiting or time.monotonic() > deadline:
+                break
+            time.sleep(self.hosting.poll)
+        return found
+
+    def _push(
+        self, contents: Mapping[int, RecordDict], kind: str, round_number: int
+    ) -> Iterable[tuple[str, int]]:
+        """Send; (id of the message, node) of those that could be sent."""
+        ttl = self.hosting.timeout + 60  # what nobody waits for any more should not stay with the SuperLink
+        messages = [
+            Message(content, node, kind, ttl=ttl, group_id=str(round_number))
+            for node, content in contents.items()
+        ]
+        identities = list(self.grid.push_messages(messages)) if messages else []
+        return [(i, node) for i, node in zip(identities, contents, strict=True) if i]
+
+    def _pull(self, waiting: dict[str, int]) -> Iterator[tuple[int, Message]]:
+        """The replies that are there, by node; they are waited for no longer."""
+        if not waiting:
+            return
+        for reply in self.grid.pull_messages(list(waiting)):
+            node = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if node is not None:
+                yield node, reply
+
+
+def _content(reply: Message) -> RecordDict:
+    if reply.has_error():
+        reason = wire.tidy(reply.error.reason or "no reason given")
+        raise Malformed(f"Flower reports error {reply.error.code} of its node: {reason}")
+    if (refusal := wire.refused(reply.content)) is not None:
+        raise Malformed(refusal)
+    return reply.content
+
+
+def _tested(reply: Message, client: int, round_number: int, classes: int) -> Tested:
+    tested, arrays = wire.unpack(_content(reply), Tested, "its reply")
+    if arrays:
+        raise Malformed("its reply has undeclared arrays")
+    if (tested.client, tested.round) != (client, round_number):
+        raise Malformed(f"its reply is of client {tested.client}, round {tested.round}")
+    if len(tested.confusion) != classes**2 or min(tested.confusion) < 0:
+        raise Malformed(f"its reply does not hold {classes} x {classes} counts")
+    return tested
+
+
+def _pooled(said: Sequence[Announcement]) -> tuple[list[float], list[float]]:
+    """Channel means and standard deviations of all the nodes' examples together."""
+    first = said[0]
+    if all(a.mean == first.mean and a.std == first.std for a in said):
+        return first.mean, first.std
+    share = np.array([a.examples for a in said], np.float64)
+    share /= share.sum()
+    means, stds = np.array([a.mean for a in said]), np.array([a.std for a in said])
+    mean = share @ means
+    variance = share @ (stds**2 + means**2) - mean**2
+    return mean.tolist(), np.sqrt(np.maximum(variance, 1e-12)).tolist()
+
+
+def _without_data(config: Config) -> dict[str, Any]:
+    return configs.as_dict(config) | {"dataset": {"name": "fedrecall.flower.node:Elsewhere"}}
+
+
+def _some(items: Sequence[object]) -> str:
+    shown = ", ".join(map(str, items[:10]))
+    return shown if len(items) <= 10 else f"{shown} and {len(items) - 10} more"

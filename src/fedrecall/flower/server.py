@@ -1,0 +1,185 @@
+"""The ServerApp: an experiment whose visits are made, and whose memories are kept, by the nodes."""
+
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedrecall import files, payloads, rounds, trees
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.config import Config
+from fedrecall.data.augmentation import Augmentation
+from fedrecall.data.datasets import Dataset, Split, load
+from fedrecall.data.federation import Federation, set_apart
+from fedrecall.errors import UserError
+from fedrecall.experiment import DTYPES, Experiment, Result, device_of
+from fedrecall.flower import hosting as hostings
+from fedrecall.flower.hosting import Hosting
+from fedrecall.flower.nodes import Facts, Nodes, Receipt
+from fedrecall.measures.accuracy import Evaluation
+from fedrecall.memories import Memories
+from fedrecall.models.model import Weights
+from fedrecall.training import Failure
+
+log = logging.getLogger("flwr")
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Play the run that `flwr run` asked for."""
+    config, hosting = hostings.read(context.run_config)
+    serve(grid, config, hosting)
+
+
+def serve(grid: Grid, config: Config, hosting: Hosting) -> Result:
+    """Wait for the nodes, then play the rounds that are left."""
+    nodes = Nodes(grid, config, hosting)
+    own = _own_data(config)
+    facts = nodes.gather()
+    if own is not None:
+        facts = nodes.facts = _with(facts, own, config)
+    run = Run(config, nodes, describe(config, facts, own), hosting)
+    return run.play()
+
+
+class Run(Experiment):
+    """One run over the nodes."""
+
+    def __init__(self, config: Config, nodes: Nodes, federation: Federation, hosting: Hosting):
+        self.nodes, self.hosting = nodes, hosting
+        sinks = [Lines(config.rounds)]
+        super().__init__(config, hosting.out, resume=hosting.resume, federation=federation, sinks=sinks)
+        try:
+            dataset = federation.dataset
+            nodes.up = payloads.declared(self.algorithm, self.model, dataset.shape, dataset.classes).up
+            nodes.run = self._name()
+        except BaseException:
+            self.close()
+            raise
+
+    def _name(self) -> str:
+        """What nodes keep this run's memories under: the same when it is resumed."""
+        name = secrets.token_hex(16)
+        if self.folder is None:
+            return name
+        path = self.folder.path / "federation.json"
+        if path.exists() and self.history:
+            return str(files.read_json(path)["run"])
+        files.write_json(path, {"run": name})
+        return name
+
+    def play(self) -> Result:
+        """Play the rounds that are left.
+
+        Signals are left to Flower, which ends the process: a SuperLink that stops cannot wait for
+        the round, and the run goes on from its checkpoint.
+        """
+        try:
+            self.begin()
+            return rounds.drive(self.loop(), self.nodes.map)
+        finally:
+            self.close()
+
+    def open_memories(self, template: Any, folder: Path | None) -> Memories:
+        """Of what clients remember the server has receipts."""
+        return Memories(Receipt(torch.tensor(0)) if trees.arrays(template) else template, folder)
+
+    def evaluation(self, weights: Weights) -> Evaluation:
+        """On the server's own test split if it has one, else on all the nodes'."""
+        if len(self.federation.test):
+            return super().evaluation(weights)
+        return self.nodes.evaluate(weights, len(self.history) + 1)
+
+    def check_failures(self, failures: Sequence[Failure], visits: int) -> None:
+        """A round needs ``min_clients`` uploads."""
+        super().check_failures(failures, visits)
+        if visits - len(failures) < self.hosting.min_clients:
+            raise UserError(
+                f"round {len(self.history) + 1} has {visits - len(failures)} of {visits} uploads, and "
+                f"min_clients is {self.hosting.min_clients}: {failures[0]}. The last good model is kept."
+            )
+
+
+class Lines:
+    """Progress as lines of Flower's log."""
+
+    def __init__(self, rounds: int):
+        self.rounds = rounds
+
+    def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
+        """Say what is played."""
+        log.info("%s, rounds %d to %d", config["algorithm"]["name"], len(history) + 1, self.rounds)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Say how the round went and who failed."""
+        clients = [client for chain in record["chains"] for client in chain]
+        tested = ""
+        if "accuracy" in record:
+            tested = f", accuracy {record['accuracy']:.2%}, forgetting {record['forgetting']:.3f}"
+        log.info(
+            "round %d of %d: %d of %d clients, %.1f s, loss %.4f%s",
+            record["round"],
+            self.rounds,
+            len(clients) - len(record["failures"]),
+            len(clients),
+            record["seconds"]["train"],
+            record["train_loss"],
+            tested,
+        )
+        for failure in record["failures"]:
+            log.warning("left out: %s", failure)
+
+    def end(self) -> None:
+        """Nothing to say."""
+
+
+def _own_data(config: Config) -> Dataset | None:
+    if config.dataset["name"] == "fedrecall.flower.node:Elsewhere":
+        return None
+    return load(config.dataset)
+
+
+def _with(facts: Facts, own: Dataset, config: Config) -> Facts:
+    """The facts with the server's statistics, if its data are of the nodes' kind."""
+    if own.shape != facts.shape or list(own.class_names) != facts.data.classes:
+        raise UserError(
+            f"the server's {config.dataset['name']} has examples of {list(own.shape)} in {own.classes} "
+            f"classes, the nodes have {list(facts.shape)} in {len(facts.data.classes)}; or the classes are "
+            "named differently."
+        )
+    return facts._replace(data=facts.data._replace(mean=own.mean.tolist(), std=own.std.tolist()))
+
+
+def describe(config: Config, facts: Facts, own: Dataset | None) -> Federation:
+    """The federation as far as the server knows it: how many clients, and its own examples."""
+    if own is None:
+        nothing = Split(torch.empty(0, *facts.shape, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
+        mean, std = torch.tensor(facts.data.mean), torch.tensor(facts.data.std)
+        own = Dataset("elsewhere", tuple(facts.data.classes), nothing, nothing, mean, std)
+    algorithm = ALGORITHMS.make(config.algorithm)
+    per_class = config.auxiliary_per_class
+    per_class = algorithm.auxiliary_per_class if per_class is None else per_class
+    auxiliary = None
+    if per_class:
+        if not len(own.train):
+            raise UserError(
+                f"{config.algorithm['name']} needs {per_class} examples of each class at the server: give it "
+                "a data set of its own with dataset=..., such as folder:/path/to/data."
+            )
+        seed = config.seed if config.partition_seed is None else config.partition_seed
+        _, auxiliary = set_apart(own.train.y.cpu().numpy(), own.classes, per_class, seed)
+    nobody = np.empty(0, dtype=np.int64)
+    return Federation(
+        own.to(device_of(config)),
+        [nobody] * config.clients,
+        Augmentation.parse(config.augmentation or "none"),
+        DTYPES[config.precision],
+        auxiliary,
+    )

@@ -1,0 +1,198 @@
+"""A SuperNode that is quick: `fedrecall-supernode` takes the same options as `flower-supernode`.
+
+Flower's own starts a fresh Python for every message, which imports PyTorch anew, and asks for work
+every three seconds. Nothing in its options changes that, so this runs Flower's own code with two
+differences: a process that has everything imported is forked for a message instead of a new one
+being started, and the pauses are shorter. What is said over the network, certificates and keys
+included, is Flower's and the same.
+"""
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NoReturn
+
+from fedrecall.errors import UserError
+
+POLL = 0.5
+
+
+class Brisk:
+    """The module ``time`` with shorter pauses."""
+
+    def __init__(self, time: ModuleType, longest: float):
+        self.time, self.longest = time, longest
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, but not for longer than the longest pause."""
+        self.time.sleep(min(seconds, self.longest))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.time, name)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Start Flower's SuperNode, and beside it the process that is forked for every message."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    own, _ = _parser().parse_known_args(given)
+    if own.isolation != "subprocess":
+        sys.exit(
+            "fedrecall-supernode runs ClientApps itself: leave --isolation out, or use flower-supernode."
+        )
+    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(min(max(own.poll / 2, 0.01), 60)))
+    try:
+        from flwr.supernode.cli import flower_supernode
+
+        loop = importlib.import_module("flwr.supernode.start_client_internal")
+        vars(loop)["time"] = Brisk(vars(loop)["time"], own.poll)
+    except (ImportError, KeyError) as error:
+        sys.exit(f"fedrecall-supernode does not know this version of flwr ({error}): use flower-supernode.")
+    before = os.getpid()
+    if os.fork() == 0:
+        _run_clients(own, before)
+    sys.argv = ["flower-supernode", *_without(given, "--poll"), "--isolation", "process"]
+    flower_supernode()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fedrecall-supernode",
+        description="Start a Flower SuperNode that is quick. Options not listed are flower-supernode's.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--poll",
+        type=float,
+        default=POLL,
+        help="longest pause between questions for work, in seconds (%(default)s)",
+    )
+    parser.add_argument("--isolation", default="subprocess", help=argparse.SUPPRESS)
+    parser.add_argument("--host", default="127.0.0.1", help="host for the node's own API (%(default)s)")
+    parser.add_argument("--port", type=int, default=9094, help="port for the node's own API (%(default)s)")
+    parser.add_argument("--ssl-certfile", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--ssl-ca-certfile", default=None, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--node-config", default="", help="the node's settings, such as 'client=0 data=\"folder:here\"'"
+    )
+    return parser
+
+
+def _without(given: Sequence[str], option: str) -> list[str]:
+    kept: list[str] = []
+    skip = False
+    for word in given:
+        if skip:
+            skip = False
+        elif word == option:
+            skip = True
+        elif not word.startswith(f"{option}="):
+            kept.append(word)
+    return kept
+
+
+def _run_clients(own: argparse.Namespace, parent: int) -> NoReturn:
+    """In a process of its own: wait for messages and fork for each."""
+    try:
+        module = importlib.import_module("flwr.supercore.superexec.run_superexec")
+        _import_everything(own.node_config)
+        executor = _forking()
+        vars(module)["get_executor"] = lambda *_args, **_options: executor
+        sys.argv = ["flower-superexec"]
+        module.run_superexec(
+            runtime_api_address=f"[{own.host}]:{own.port}" if ":" in own.host else f"{own.host}:{own.port}",
+            insecure=own.ssl_certfile is None,
+            root_certificates_path=own.ssl_ca_certfile,
+            parent_pid=parent,
+        )
+    except SystemExit as done:
+        _leave(done)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    os._exit(1)
+
+
+def _leave(done: SystemExit) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(done.code if isinstance(done.code, int) else int(done.code is not None))
+
+
+def _import_everything(node_config: str) -> None:
+    """What a message needs, the node's data included; on one thread, as threads do not survive a fork."""
+    import torch
+    from flwr.common.config import parse_config_args
+
+    import fedrecall.flower.client
+    from fedrecall.flower.node import Node, preload
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        node = Node.of(parse_config_args([node_config] if node_config else None))
+        preload(node.data, node.data_root)
+    except (UserError, ValueError):
+        pass  # said in the reply to the first message
+    fedrecall.flower.client.threads = threads
+
+
+def _forking() -> Any:
+    from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
+    from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+    from flwr.supernode.cli import flwr_clientapp
+
+    class Forking(SubprocessExecutor):
+        """Runs the command `flwr-clientapp` in a copy of this process."""
+
+        def launch(self, spec: ExecutionSpec) -> LaunchResult:
+            """Fork; the child ends as the command does."""
+            if spec.task_type != "flwr-clientapp":
+                return super().launch(spec)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            if os.fork() == 0:
+                _in_child(flwr_clientapp, spec)
+            return LaunchResult.accepted()
+
+        def reconcile(self) -> None:
+            """Bury children that have ended."""
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                pass
+
+    return Forking()
+
+
+def _in_child(command: Callable[[], None], spec: Any) -> NoReturn:
+    try:
+        from flwr.supercore.exit import exit_handler
+
+        exit_handler.registered_exit_handlers.clear()  # they are the parent's
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        sys.argv = [
+            "flwr-clientapp",
+            "--runtime-api-address",
+            spec.runtime_api_address,
+            "--token",
+            spec.token,
+        ]
+        sys.argv += ["--insecure"] if spec.insecure else []
+        if spec.root_certificates_path is not None:
+            sys.argv += ["--root-certificates", spec.root_certificates_path]
+        sys.argv += ["--parent-pid", str(os.getppid())]
+        command()
+    except SystemExit as done:
+        _leave(done)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""What travels between server and nodes: named arrays and a few declared values, nothing else.
+
+Every message has a record of values, whose names and types are those of a named tuple below, and
+perhaps a tree's named arrays. Whoever receives one refuses what is missing and what is not declared.
+
+The arrays are one safetensors text in one of Flower's arrays. Flower makes each array several
+objects and carries every object from server to node in half a dozen HTTP requests, one after
+another, so that a record with an entry for each array of a network is many times slower.
+"""
+
+import json
+import math
+import typing
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedrecall import trees
+
+FORMAT = "safetensors"
+LONGEST_REASON = 500
+
+
+class Malformed(ValueError):
+    """A message that is not what was declared."""
+
+
+class Question(NamedTuple):
+    """Sent to ask a node who it is."""
+
+    config: str
+    """The run's config as JSON."""
+
+
+class Announcement(NamedTuple):
+    """What a node says of itself: all that the server learns of its data besides the uploads."""
+
+    client: int
+    """The number that its owner gave it."""
+    examples: int
+    test_examples: int
+    shape: list[int]
+    """Of one example."""
+    classes: list[str]
+    """Names of the classes, in the order of their numbers."""
+    mean: list[float]
+    """The training images' channel means."""
+    std: list[float]
+
+
+class Data(NamedTuple):
+    """How nodes are to read their examples, so that they mean the same everywhere."""
+
+    classes: list[str]
+    mean: list[float]
+    std: list[float]
+
+
+class Task(NamedTuple):
+    """Sent with a Down to ask for a visit, with the weights alone to ask for an evaluation."""
+
+    config: str
+    data: str
+    """A `Data` as JSON."""
+    run: str
+    """Under what name the node keeps its memories."""
+    round: int
+    client: int
+    remembered: int
+    """The round of the client's last visit that the server has; 0 before the first."""
+    keep: int
+    """Memories that the server may still go back to: those of this round and later."""
+
+
+class Report(NamedTuple):
+    """Sent with an Up."""
+
+    round: int
+    client: int
+    examples: int
+    loss: float
+    seconds: float
+
+
+class Tested(NamedTuple):
+    """What came of an evaluation: counts and a mean, of the node's own test examples."""
+
+    round: int
+    client: int
+    confusion: list[int]
+    """[C x C], true class by predicted class, row by row."""
+    loss: float
+
+
+class Refusal(NamedTuple):
+    """Sent by a node that did not do what it was asked."""
+
+    reason: str
+
+
+Values = TypeVar("Values", bound=tuple[Any, ...])
+
+
+def pack(values: Any, tree: Any = None) -> RecordDict:
+    """A message's content: the values, and the tree's tensors as named arrays."""
+    content = RecordDict({"values": ConfigRecord(dict(values._asdict()))})
+    if tree is not None:
+        text = save({n: t.detach().cpu().contiguous() for n, t in trees.leaves(tree)})
+        content["arrays"] = ArrayRecord({FORMAT: Array("uint8", (len(text),), FORMAT, text)})
+    return content
+
+
+def unpack(content: RecordDict, kind: type[Values], what: str) -> tuple[Values, dict[str, Tensor]]:
+    """The values and the arrays of a message, or `Malformed`; what the arrays should be is not looked at."""
+    if extra := sorted(set(content) - {"values", "arrays"}):
+        raise Malformed(f"{what} has an undeclared record {extra[0]!r}")
+    record, arrays = content.get("values"), content.get("arrays")
+    if not isinstance(record, ConfigRecord):
+        raise Malformed(f"{what} has no values")
+    if arrays is None:
+        return values(record, kind, what), {}
+    if not isinstance(arrays, ArrayRecord) or list(arrays) != [FORMAT] or arrays[FORMAT].stype != FORMAT:
+        raise Malformed(f"{what} does not hold its arrays as {FORMAT}")
+    try:
+        return values(record, kind, what), load(arrays[FORMAT].data)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        if isinstance(error, Malformed):
+            raise
+        raise Malformed(f"{what} does not hold named arrays: {tidy(str(error))}") from error
+
+
+def refused(content: RecordDict) -> str | None:
+    """The reason, if a reply is a refusal."""
+    record = content.get("values")
+    if len(content) != 1 or not isinstance(record, ConfigRecord) or set(record) != {"reason"}:
+        return None
+    return tidy(str(record["reason"]))
+
+
+def tidy(reason: str) -> str:
+    """Somebody else's text, fit for a line of ours."""
+    line = " ".join(reason.split())
+    return line if len(line) <= LONGEST_REASON else line[:LONGEST_REASON] + " ..."
+
+
+def values(record: Mapping[str, Any], kind: type[Values], what: str) -> Values:
+    """The named tuple in a mapping from outside, each name there and each type right, or `Malformed`."""
+    hints = typing.get_type_hints(kind)
+    if missing := sorted(hints.keys() - record.keys()):
+        raise Malformed(f"{what} lacks {missing[0]!r}")
+    if extra := sorted(record.keys() - hints.keys()):
+        raise Malformed(f"{what} has an undeclared {extra[0]!r}")
+    for name, hint in hints.items():
+        if not _is(record[name], hint):
+            raise Malformed(f"{what}: {name!r} is {tidy(repr(record[name]))}, which is not {_said(hint)}")
+    return kind(**record)  # a NamedTuple's fields are its arguments
+
+
+def as_json(given: Any) -> str:
+    """A named tuple or mapping as one line."""
+    return json.dumps(given._asdict() if hasattr(given, "_asdict") else given, separators=(",", ":"))
+
+
+def from_json(text: str, what: str) -> dict[str, Any]:
+    """The mapping in a JSON text, or `Malformed`."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"{what} is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise Malformed(f"{what} is not a mapping")
+    return found
+
+
+def _is(value: Any, hint: Any) -> bool:
+    if typing.get_origin(hint) is list:
+        inner = typing.get_args(hint)[0]
+        return isinstance(value, list) and all(_is(item, inner) for item in value)
+    if hint is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is hint
+
+
+def _said(hint: Any) -> str:
+    plain = {int: "a whole number", float: "a finite number", str: "text"}
+    if typing.get_origin(hint) is list:
+        return f"a list, each {plain[typing.get_args(hint)[0]]}"
+    return plain[hint]
