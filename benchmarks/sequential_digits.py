@@ -2,17 +2,22 @@
 
 python benchmarks/sequential_digits.py order
 python benchmarks/sequential_digits.py cwc
+
+Writes benchmarks/results/sequential-digits-SET.md, row by row.
 """
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 import fedrecall
 from fedrecall.data.datasets import Dataset, Split, load
+from fedrecall.files import write
 
+RESULTS = Path(__file__).parent / "results"
 SETS = {
     "order": [
         "fedavg",
@@ -58,8 +63,8 @@ def main() -> None:
     torch.set_num_threads(1)
     digits = load("digits")
     digits = held_out(digits) if options.set == "cwc" else digits
-    print("| algorithm | mean of the last 10 rounds, each seed | mean | last round | forgetting |")
-    print("|---|---|---|---|---|")
+    lines = ["| algorithm | mean of the last 10 rounds, each seed | mean | last round | forgetting |"]
+    lines.append("|---|---|---|---|---|")
     for spec in SETS[options.set]:
         algorithm, _, chains = spec.partition("@")
         tails, lasts, forgetting = [], [], []
@@ -89,10 +94,11 @@ def main() -> None:
             lasts.append(result.accuracy)
             forgetting.append(result.forgetting)
         each = " ".join(f"{t:.1%}" for t in tails)
-        print(
-            f"| {spec} | {each} | {np.mean(tails):.1%} | {np.mean(lasts):.1%} | {np.mean(forgetting):.2f} |",
-            flush=True,
+        lines.append(
+            f"| {spec} | {each} | {np.mean(tails):.1%} | {np.mean(lasts):.1%} | {np.mean(forgetting):.2f} |"
         )
+        print(lines[-1], flush=True)
+        write(RESULTS / f"sequential-digits-{options.set}.md", ("\n".join(lines) + "\n").encode())
 
 
 if __name__ == "__main__":
