@@ -53,7 +53,9 @@ def read_json(path: Path) -> Any:
 def write_arrays(path: Path, arrays: Mapping[str, Tensor]) -> str:
     """Write named arrays as safetensors; returns the checksum of the file."""
     # Copied because safetensors refuses two names for the same memory.
-    content = save({n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in arrays.items()})
+    content = save(
+        {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in arrays.items()}
+    )
     write(path, content)
     return checksum(content)
 
