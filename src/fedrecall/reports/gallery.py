@@ -71,8 +71,20 @@ RUNS: dict[str, dict[str, Any]] = {
     "beta-3": {**_SHARDS, "algorithm": "fedntd:beta=3"},
     "tau-0.5": {**_SHARDS, "algorithm": "fedntd:tau=0.5"},
     "tau-3": {**_SHARDS, "algorithm": "fedntd:tau=3"},
-    "circle-fedavg": {**_PARALLEL, "partition": "iid", "model": "circle", "algorithm": "fedavg"},
-    "circle-fedntd": {**_PARALLEL, "partition": "iid", "model": "circle", "algorithm": "fedntd"},
+    "circle-fedavg": {
+        **_PARALLEL,
+        "partition": "iid",
+        "model": "circle",
+        "training.lr": 0.01,
+        "algorithm": "fedavg",
+    },
+    "circle-fedntd": {
+        **_PARALLEL,
+        "partition": "iid",
+        "model": "circle",
+        "training.lr": 0.01,
+        "algorithm": "fedntd",
+    },
     **{f"few-{a}": {**_FEW, "algorithm": a} for a in ("fedavg", "fedlsd", "fedcad", "fedssd")},
     **{f"few-{p}": {**_FEW, "algorithm": "fedavg", "partition": p} for p in ("iid", "classes:2")},
     **{f"half-{a}": {**_FEW, "algorithm": a, "sample": 5} for a in ("fedavg", "fedssd")},
@@ -83,7 +95,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     **{
         f"seq-{p}": {**_CHAIN, "algorithm": "fedseq", "partition": p, "clients": 10, "sample": 10}
-        | {"rounds": 6, "measures": ["locals", "drift"]}
+        | {"rounds": 6, "measures": ["chain"]}
         for p in ("dirichlet:100", "dirichlet:1", "dirichlet:0.2")
     },
     **{
@@ -186,9 +198,9 @@ def gallery(docs: Path, runs: Path | None = None, workers: int | None = None) ->
                 (p, [folder / r for r in p.runs], Path(scratch) / "drawn", docs / "gallery") for p in PICTURES
             ]
             captions = list(pool.map(_draw, *zip(*jobs, strict=True)))
-    seconds = time.perf_counter() - since
+    seconds = time.perf_counter() - since if len(todo) == len(RUNS) else None
     page = docs / "gallery.md"
-    files.write(page, _page(captions, len(RUNS), seconds).encode())
+    files.write(page, _page(captions, seconds).encode())
     return page
 
 
@@ -214,15 +226,15 @@ def _draw(picture: Picture, runs: Sequence[Path], drawn: Path, out: Path) -> str
     return made.caption
 
 
-def _page(captions: Sequence[str], runs: int, seconds: float) -> str:
+def _page(captions: Sequence[str], seconds: float | None) -> str:
     here = experiment.environment()
+    took = f" in {seconds:.0f} s" if seconds is not None else ""
     lines = [
         "# Gallery",
         "",
         "Every figure that `fedrecall figure NAME RUN…` can draw, on the digits that come with the package.",
-        "Made by `python -m fedrecall.reports.gallery docs`, which plays",
-        f"{runs} short runs and draws the figures: {seconds:.0f} s on {here['cpu']}, "
-        f"torch {here['versions']['torch']}, {here['started'][:10]}.",
+        f"`python -m fedrecall.reports.gallery docs` played {len(RUNS)} short runs and drew them{took}, on",
+        f"{here['cpu']}, torch {here['versions']['torch']}, {here['started'][:10]}.",
         "The runs are a dozen rounds of one or two seeds: they show what the figures look like, not which",
         "algorithm is better. The commands for the papers' own settings are in [measures.md](measures.md).",
         "",

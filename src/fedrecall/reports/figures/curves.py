@@ -25,7 +25,7 @@ class Curves(Figure):
         """One panel for every quantity and setup."""
         groups = arrange(runs)
         setups = list(dict.fromkeys(g.setup for g in groups))
-        made, axes = page(len(self.rows), len(setups))
+        made, axes = page(len(self.rows), len(setups), share=True)
         paint, lines = colours([g.algorithm for g in groups]), []
         for i, quantity in enumerate(self.rows):
             for group in groups:

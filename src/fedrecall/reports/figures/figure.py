@@ -11,6 +11,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Page
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from fedrecall import files
 from fedrecall.reports.runs import Run
@@ -34,6 +35,8 @@ CLASSES = (
 )
 """Tol's muted scheme, for up to ten classes."""
 SHARES = "viridis"
+COUNTED = ("round", "client", "client in sequence", "local epoch")
+"""Labels of axes that have no values between whole numbers."""
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -88,6 +91,9 @@ def save(name: str, figure: Figure, runs: Sequence[Run], out: Path, dpi: int = 1
         mpl.rcdefaults()  # a user's matplotlibrc does not change what a figure looks like
         mpl.rcParams.update(STYLE)
         page, data = figure.plot(runs)
+        for axes in page.axes:
+            if axes.get_xlabel() in COUNTED and not isinstance(axes.xaxis.get_major_locator(), FixedLocator):
+                axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         data = plain(data)
         stem = out / name.replace("/", "-").replace(":", "-")
         paths = []
@@ -115,10 +121,13 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def page(rows: int, columns: int, width: float = 2.4, height: float = 1.9) -> tuple[Page, np.ndarray]:
-    """A page and its axes, [rows, columns]."""
+def page(
+    rows: int, columns: int, width: float = 2.4, height: float = 1.9, share: bool = False
+) -> tuple[Page, np.ndarray]:
+    """A page and its axes, [rows, columns]; ``share``: one scale of x in a column and of y in a row."""
     made = Page(figsize=(width * columns + 0.3, height * rows + 0.3))
-    return made, made.subplots(rows, columns, squeeze=False)
+    sides = {"sharex": "col", "sharey": "row"} if share else {}
+    return made, made.subplots(rows, columns, squeeze=False, **sides)  # type: ignore[call-overload]
 
 
 def colours(names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -139,7 +148,8 @@ def legend_below(made: Page, axes: Axes) -> None:
     """One legend for the whole page."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        made.legend(handles, labels, loc="outside lower center", ncols=min(4, len(handles)))
+        room = int(made.get_figwidth() / (0.6 + 0.06 * max(map(len, labels))))
+        made.legend(handles, labels, loc="outside lower center", ncols=max(1, min(room, len(handles))))
 
 
 def band(

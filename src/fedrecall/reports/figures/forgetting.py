@@ -87,7 +87,7 @@ class Forgetting(Figure):
                 {"group": group.label, "rounds": rounds[1:], "mean": values[:, 1:].mean(0)}
             )
         axes[0, 2].set(xlabel="round", title="cosine with round before", ylim=(None, 1.02))
-        axes[0, 2].legend()
+        axes[0, 2].legend(loc="upper left", bbox_to_anchor=(0, 0.9))
         for i, group in enumerate(groups):
             s = summary(group.last("forgetting"))
             axes[0, 3].bar(i, s.mean, yerr=s.std, color=COLOURS[0], capsize=2, width=0.7)
@@ -118,7 +118,7 @@ class InAndOutAccuracy(Figure):
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
         """Two rows, a column for every group (its first seed)."""
         groups = arrange(runs)
-        made, axes = page(2, len(groups))
+        made, axes = page(2, len(groups), share=True)
         data = []
         for j, group in enumerate(groups):
             measured = group.runs[0].measured("locals")
@@ -196,6 +196,8 @@ class Distances(Figure):
                     "correlation": r,
                 }
             )
+        for ax in axes[0, 1 : len(groups)]:
+            ax.sharey(axes[0, 0])
         axes[0, 0].set_ylabel("‖w − w_k‖₁")
         for ax, name in zip(axes[0, -2:], ("weight divergence", "distribution distance"), strict=True):
             for group in groups:

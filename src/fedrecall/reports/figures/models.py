@@ -126,7 +126,7 @@ class PreferredClasses(Figure):
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
         """A row for every group (its first seed)."""
         groups = arrange(runs)
-        made, axes = page(len(groups), self.clients + 2, 1.5, 1.5)
+        made, axes = page(len(groups), self.clients + 2, 1.5, 1.05)
         data = []
         for row, group in zip(axes, groups, strict=True):
             run = group.runs[0]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from matplotlib.figure import Figure as Page
 
+from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import consistency
 from fedrecall.measures.costs import elapsed, rounds_to, seconds_to
 from fedrecall.reports.figures.figure import (
@@ -32,9 +33,9 @@ _SFED = (
 )
 
 
-def along_the_chain(run: Run) -> np.ndarray:
-    """Class-wise accuracy on the test set after every client in the order of visits, [clients, C]."""
-    return np.concatenate([m["class_accuracy"] for _, m in run.measured("locals") if m["class_accuracy"]])
+def chains(run: Run) -> list[dict[str, Any]]:
+    """What `chain` recorded of every chain, in the order of visits."""
+    return [chain for _, m in run.measured("chain") for chain in m["chains"] if chain["clients"]]
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ class SequentialForgetting(Figure):
         "fedrecall run --dataset cifar10 --model cnn --algorithm fedseq --clients 10 --sample 10 "
         "--rounds 10 "
         "--batch-size 64 --lr-decay 1 --momentum 0 --weight-decay 1e-4 "
-        "--partition [dirichlet:100|dirichlet:1|dirichlet:0.5|dirichlet:0.1] --measure locals "
-        "--measure drift",
+        "--partition [dirichlet:100|dirichlet:1|dirichlet:0.5|dirichlet:0.1] --measure chain",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
@@ -67,7 +67,8 @@ class SequentialForgetting(Figure):
         made, axes = page(1, 5, 2.2, 2.1)
         data: Data = {"class_accuracy": [], "consistency": [], "drift": [], "forgetting": []}
         for i, group in enumerate(ends):
-            values = along_the_chain(group.runs[0])[-self.last :]
+            found = chains(group.runs[0])
+            values = np.concatenate([chain["class_accuracy"] for chain in found])[-self.last :]
             place = np.arange(1, len(values) + 1)
             image = heat(axes[0, i], values.T, place, vmin=0, vmax=1)
             axes[0, i].set(title=partition_text(group), xlabel="client in sequence", ylabel="class")
@@ -99,9 +100,11 @@ class SequentialForgetting(Figure):
         return made, data
 
     def _drift(self, run: Run) -> tuple[list[float], list[float]]:
-        pairs = [(a, b) for _, m in run.measured("drift") for a, b in zip(m["own"], m["next"], strict=True)]
-        pairs = [(a, b) for a, b in pairs if b is not None][-self.last :]
-        return [a for a, _ in pairs], [b for _, b in pairs]
+        found = [chain["drift"] for chain in chains(run) if "drift" in chain]
+        if not found:
+            raise UserError(f"{run.path} lacks the drift along its chains: run it with --measure chain.")
+        own, after = ([v for d in found for v in d[key]][-self.last :] for key in ("own", "next"))
+        return own, after
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def panels(groups: Sequence[Group], keys: Sequence[str]) -> list[tuple[str, list
 def line_name(group: Group, groups: Sequence[Group], keys: Sequence[str]) -> str:
     """The algorithm and, where they differ, other settings that are not being swept."""
     words = [group.runs[0].algorithm]
-    if "partition" not in keys and not any(k.startswith("partition.") for k in keys):
+    if "partition" not in keys:
         texts = {spec_text(PARTITIONS, g.runs[0].config["partition"]) for g in groups}
         if len(texts) > 1:
             words.append(spec_text(PARTITIONS, group.runs[0].config["partition"]))
@@ -206,7 +206,7 @@ class Teachers(Sweep):
 class FourArguments(Sweep):
     """SFedKD, figure 5: accuracy by local epochs, rounds, clients a round, and heterogeneity."""
 
-    keys: ClassVar[tuple[str, ...]] = ("training.local_epochs", "rounds", "sample", "partition.alpha")
+    keys: ClassVar[tuple[str, ...]] = ("training.local_epochs", "rounds", "sample", "partition")
     caption: ClassVar[str] = (
         "Accuracy by local epochs E, rounds R, clients a round M, and the partition's concentration α."
     )
