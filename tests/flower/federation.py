@@ -148,7 +148,9 @@ class LocalFederation:
     def register(self, key: Path) -> None:
         self.flwr("supernode", "register", str(key.with_suffix(".pub")), "here")
 
-    def start_node(self, name: str, key: Path, config: str, ca: Path | None = None) -> subprocess.Popen[bytes]:
+    def start_node(
+        self, name: str, key: Path, config: str, ca: Path | None = None
+    ) -> subprocess.Popen[bytes]:
         ca = ca or self.folder / "certificates" / "ca.crt"
         return self.start(
             name,
@@ -205,5 +207,7 @@ class LocalFederation:
 
 
 def app_config() -> dict[str, object]:
-    found: dict[str, object] = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    found: dict[str, object] = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"][
+        "config"
+    ]
     return found

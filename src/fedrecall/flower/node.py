@@ -20,6 +20,7 @@ from fedrecall.data.federation import Federation
 from fedrecall.errors import UserError
 from fedrecall.experiment import DTYPES, device_of, federate
 from fedrecall.flower.wire import Data
+from fedrecall.models.networks import MODELS
 from fedrecall.specs import NON_NEGATIVE
 
 
@@ -49,12 +50,11 @@ class Node:
 
     def allow(self, config: Config) -> None:
         """Refuse a run that would import what the owner has not allowed."""
-        model = config.model if isinstance(config.model, str) else str(config.model.get("name"))
-        for what, name in (("algorithm", str(config.algorithm["name"])), ("model", model)):
-            known = name in ALGORITHMS.entries if what == "algorithm" else ":" not in model
-            if not known and not self.custom:
+        for registry, spec in ((ALGORITHMS, config.algorithm), (MODELS, config.model)):
+            name = registry.parse(spec)[0]
+            if name not in registry.entries and not self.custom:
                 raise UserError(
-                    f"the run's {what} {name!r} is not one of fedrecall's; allow it with custom=true."
+                    f"the run's {registry.kind} {name!r} is not one of fedrecall's; allow it with custom=true."
                 )
 
 

@@ -1,0 +1,433 @@
+"""The server and the nodes without processes between them: what is computed, and what is refused."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from safetensors.torch import load, save
+
+from fedrecall import config as configs
+from fedrecall import trees
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.errors import UserError
+from fedrecall.experiment import Experiment
+from fedrecall.flower import hosting, server, wire
+from fedrecall.flower.wire import Report
+from tests.flower.grids import Grid
+
+BASE = {
+    "clients": 3,
+    "sample": 3,
+    "rounds": 3,
+    "dataset": "synthetic:classes=3,train=60,test=30",
+    "model": "tests/flower/small_net.py:make",
+    "precision": "float64",
+    "training.local_epochs": 1,
+    "training.batch_size": 7,
+    "auxiliary_per_class": 4,
+    "seed": 5,
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_root(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+
+
+def nodes(folder: Path, count: int = 3, **more: object) -> dict[int, dict[str, object]]:
+    own = {"data": BASE["dataset"], "divide": True, "custom": True, "memory": str(folder)}
+    return {1000 + 7 * k: {"client": k, **own, **more} for k in reversed(range(count))}
+
+
+def play(grid: Grid, **settings: object):
+    config, host = hosting.read({**BASE, "poll": 0.001, "timeout": 0.05, "wait": 0.1, **settings})
+    return server.serve(grid, config, host)
+
+
+def alone(**settings: object):
+    """The same run on the serial backend: what is expected."""
+    values = {**BASE, **settings, "backend": "serial"}
+    plain = {k: v for k, v in values.items() if "." not in k}
+    dotted = {k: v for k, v in values.items() if "." in k}
+    experiment = Experiment(configs.make(configs.override(plain, dotted)))
+    experiment.run()
+    return experiment
+
+
+def same(a: object, b: object) -> None:
+    torch.testing.assert_close(trees.arrays(a), trees.arrays(b), rtol=1e-12, atol=1e-12)
+
+
+SPECS = {"fedssd": "fedssd:m_max=2,auxiliary_per_class=4", "fedalign": None}
+
+
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if SPECS.get(n, n)])
+@pytest.mark.parametrize("chains", ["", 2])
+def test_a_federation_computes_what_one_machine_does(name, chains, tmp_path):
+    settings = {"algorithm": SPECS.get(name, name)} | ({"chains": chains} if chains else {})
+    result = play(Grid(nodes(tmp_path)), **settings)
+    expected = alone(**settings)
+    same(result.weights, expected.server.weights)
+    for mine, other in zip(result.history, expected.history, strict=True):
+        for key in ("accuracy", "bytes_down", "bytes_up", "memory_bytes", "chains"):
+            assert mine[key] == other[key]
+        assert mine["train_loss"] == pytest.approx(other["train_loss"])
+
+
+def test_nodes_evaluate_where_the_server_has_no_data(tmp_path):
+    result = play(Grid(nodes(tmp_path)), dataset="", auxiliary_per_class="")
+    expected = alone(auxiliary_per_class=0)
+    for mine, other in zip(result.history, expected.history, strict=True):
+        assert mine["accuracy"] == other["accuracy"]
+        assert mine["class_accuracy"] == other["class_accuracy"]
+        assert mine["loss"] == pytest.approx(other["loss"])
+
+
+def test_nothing_but_the_declared_travels(tmp_path):
+    """No image and no label: what nodes send are the upload's arrays and a report's five numbers."""
+    grid = Grid(nodes(tmp_path))
+    play(grid, algorithm="scaffold")
+    declared = set(trees.arrays(alone(algorithm="scaffold", rounds=1).server))
+    for message in grid.received:
+        kind = message.metadata.message_type
+        fields = set(message.content["values"])
+        if kind == "train":
+            assert fields == set(Report._fields)
+            arrays = load(message.content["arrays"]["safetensors"].data)
+            assert {n.replace("change/", "variate/") for n in arrays} == declared
+        else:
+            assert kind == "query"
+            assert fields == set(wire.Announcement._fields)
+            assert set(message.content) == {"values"}
+
+
+def arrays_of(message: Message) -> dict[str, torch.Tensor]:
+    return load(message.content["arrays"]["safetensors"].data)
+
+
+def with_arrays(message: Message, arrays: dict[str, torch.Tensor]) -> Message:
+    text = save(arrays)
+    message.content["arrays"] = ArrayRecord(
+        {"safetensors": Array("uint8", (len(text),), "safetensors", text)}
+    )
+    return message
+
+
+def changed(name: str, change) -> object:
+    def tamper(message: Message) -> Message:
+        arrays = arrays_of(message)
+        return with_arrays(message, {**arrays, name: change(arrays[name])})
+
+    return tamper
+
+
+def without(name: str):
+    def tamper(message: Message) -> Message:
+        return with_arrays(message, {n: t for n, t in arrays_of(message).items() if n != name})
+
+    return tamper
+
+
+def added(message: Message) -> Message:
+    return with_arrays(message, {**arrays_of(message), "x": torch.zeros(3)})
+
+
+def value(**changes: object):
+    def tamper(message: Message) -> Message:
+        record = dict(message.content["values"]) | changes
+        message.content["values"] = ConfigRecord({k: v for k, v in record.items() if v is not None})
+        return message
+
+    return tamper
+
+
+def record(name: str, given: object):
+    def tamper(message: Message) -> Message:
+        message.content[name] = given
+        return message
+
+    return tamper
+
+
+def bare(message: Message) -> Message:
+    del message.content["arrays"]
+    return message
+
+
+def pickled(message: Message) -> Message:
+    text = b"\x80\x04cos\nsystem\n(S'false'\ntR."
+    message.content["arrays"] = ArrayRecord(
+        {"safetensors": Array("uint8", (len(text),), "safetensors", text)}
+    )
+    return message
+
+
+def numpy_array(message: Message) -> Message:
+    message.content["arrays"] = ArrayRecord({"weights": Array(torch.zeros(2).numpy())})
+    return message
+
+
+BIAS = "weights/params/out.bias"
+MALFORMED = {
+    "missing array": (without(BIAS), f"lacks '{BIAS}'"),
+    "no arrays": (bare, "lacks 'weights/"),
+    "undeclared array": (added, "undeclared 'x'"),
+    "wrong shape": (changed(BIAS, lambda t: t[:-1].clone()), f"'{BIAS}' has shape [2], declared is [3]"),
+    "wrong type": (changed(BIAS, lambda t: t.float()), "torch.float32, declared is torch.float64"),
+    "half precision": (changed(BIAS, lambda t: t.bfloat16()), "torch.bfloat16, declared is torch.float64"),
+    "NaN": (changed(BIAS, lambda t: t * math.nan), "NaN or Inf"),
+    "Inf": (changed(BIAS, lambda t: t + math.inf), "NaN or Inf"),
+    "pickle": (pickled, "does not hold named arrays"),
+    "another format": (numpy_array, "does not hold its arrays as safetensors"),
+    "no examples": (value(examples=0), "trained on 0 examples"),
+    "negative examples": (value(examples=-5), "trained on -5 examples"),
+    "fractional examples": (value(examples=2.5), "'examples' is 2.5, which is not a whole number"),
+    "examples true": (value(examples=True), "'examples' is True"),
+    "another client": (value(client=0), "is of client 0"),
+    "another round": (value(round=9), "round 9"),
+    "loss NaN": (value(loss=math.nan), "'loss' is nan"),
+    "missing value": (value(loss=None), "lacks 'loss'"),
+    "undeclared value": (value(labels=[1, 2, 3]), "undeclared 'labels'"),
+    "undeclared record": (record("images", ConfigRecord({"a": 1})), "undeclared record 'images'"),
+    "metrics for values": (record("values", MetricRecord({"round": 1})), "has no values"),
+    "values for arrays": (record("arrays", ConfigRecord({"a": 1})), "does not hold its arrays"),
+    "empty": (lambda m: Message(RecordDict(), reply_to=_question(m)), "has no values"),
+    "error": (lambda m: Message(Error(2, "boom\nboom"), reply_to=_question(m)), "boom boom"),
+    "refusal": (
+        lambda m: Message(wire.pack(wire.Refusal("the disk is full")), reply_to=_question(m)),
+        "the disk is full",
+    ),
+    "nothing": (lambda m: None, "no reply within"),
+}
+
+
+def _question(reply: Message) -> Message:
+    question = Message(RecordDict(), reply.metadata.src_node_id, "train")
+    question.metadata.__dict__["_message_id"] = reply.metadata.reply_to_message_id
+    return question
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_reply_leaves_its_client_out_of_the_round(case, tmp_path):
+    change, said = MALFORMED[case]
+    held = nodes(tmp_path)
+    liar = next(node for node, own in held.items() if own["client"] == 1)
+
+    def tamper(node: int, reply: Message) -> Message | None:
+        last = reply.metadata.message_type == "train" and grid.sent[-1].metadata.group_id == "2"
+        return change(reply) if node == liar and last else reply
+
+    grid = Grid(held, tamper)
+    result = play(grid, rounds=2)
+    assert result.history[0]["failures"] == []
+    (failure,) = result.history[1]["failures"]
+    assert failure.startswith("client 1, round 2: ")
+    assert said in failure
+    # The round is the mean of the other two, by their examples.
+    expected = alone(rounds=1)
+    second = alone_second_round(expected, leave_out=1)
+    same(result.weights, second)
+
+
+def alone_second_round(after_first: Experiment, leave_out: int):
+    """Plain weighted mean of two visits made by hand."""
+    from fedrecall.training import visit
+
+    e, good = after_first, []
+    for k in range(3):
+        if k == leave_out:
+            continue
+        down = e.algorithm.broadcast(e.model, e.server, None)
+        good.append(
+            visit(
+                e.algorithm, e.model, e.config.training, e.federation.client(k), down,
+                e.algorithm.remember(down.weights), seed=e.config.seed, round_number=2, client=k,
+            )
+        )  # fmt: skip
+    total = sum(v.examples for v in good)
+
+    def mean(*values: torch.Tensor) -> torch.Tensor:
+        exact = sum(t.double() * (v.examples / total) for t, v in zip(values, good, strict=True))
+        return exact if values[0].is_floating_point() else exact.round().to(values[0].dtype)
+
+    return trees.transform(mean, *(v.up.weights for v in good))
+
+
+def test_too_few_uploads_stop_the_run_which_can_be_resumed(tmp_path):
+    silent = {"on": True}
+
+    def tamper(node: int, reply: Message) -> Message | None:
+        late = grid.sent[-1].metadata.group_id == "2" and silent["on"]
+        return None if late and node != 1000 else reply
+
+    grid = Grid(nodes(tmp_path / "nodes"), tamper)
+    out = str(tmp_path / "run")
+    with pytest.raises(
+        UserError, match=r"round 2 has 1 of 3 uploads, and min_clients is 2: client [12], round 2"
+    ):
+        play(grid, min_clients=2, algorithm="scaffold", out=out)
+    silent["on"] = False
+    result = play(grid, min_clients=2, algorithm="scaffold", out=out, resume=True)
+    assert [r["failures"] for r in result.history] == [[], [], []]
+    same(result.weights, alone(algorithm="scaffold").server.weights)
+
+
+def test_a_lost_upload_does_not_move_the_memory_that_the_server_means(tmp_path):
+    """The node trained in round 2, nobody got it: in round 3 it starts from its memory of round 1."""
+    held = nodes(tmp_path)
+
+    def tamper(node: int, reply: Message) -> Message | None:
+        lost = grid.sent[-1].metadata.message_type == "train" and grid.sent[-1].metadata.group_id == "2"
+        return None if lost and node == 1000 else reply
+
+    grid = Grid(held, tamper)
+    play(grid, algorithm="scaffold")
+    asked = [m for m in grid.sent if m.metadata.message_type == "train" and m.metadata.dst_node_id == 1000]
+    assert [m.content["values"]["remembered"] for m in asked] == [0, 1, 1]
+
+
+def test_clients_remember_what_is_needed_and_no_more(tmp_path):
+    play(Grid(nodes(tmp_path)), algorithm="scaffold", rounds=6)
+    (run,) = tmp_path.iterdir()
+    kept = sorted(p.name for p in (run / "client-000001").iterdir())
+    assert kept == [f"round-00000{r}.safetensors" for r in (4, 5, 6)]
+
+
+def test_nothing_is_remembered_where_there_is_nothing_to_remember(tmp_path):
+    play(Grid(nodes(tmp_path / "m")), algorithm="fedntd", rounds=1)
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_node_that_lost_its_memory_says_so(tmp_path):
+    def tamper(node: int, reply: Message) -> Message | None:
+        if node == 1000 and grid.sent[-1].metadata.group_id == "1" and "arrays" in reply.content:
+            for path in tmp_path.glob("*/client-000000/*"):
+                path.unlink()
+        return reply
+
+    grid = Grid(nodes(tmp_path), tamper)
+    result = play(grid, algorithm="scaffold", rounds=2)
+    (failure,) = result.history[1]["failures"]
+    assert "client 0, round 2: what it remembered after round 1 is not in" in failure
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"client": 9}, r"2 of 3 clients are here, missing 0"),
+        ({"client": 1}, r"nodes \d+ and \d+ both say they are client 1: give every SuperNode its own"),
+        ({"data": "synthetic:classes=3,train=60,test=30,channels=2"}, "different shapes"),
+        ({"data": "synthetic:classes=4,train=60,test=30"}, "name different classes"),
+        ({"data": "folder:/nowhere"}, r"missing 0"),
+        ({"typo": 1}, r"missing 0"),
+        ({"custom": False}, r"missing 0"),
+    ],
+)
+def test_nodes_that_do_not_fit_are_named(change, message, tmp_path):
+    held = nodes(tmp_path)
+    held[1000] |= change
+    with pytest.raises(UserError, match=message):
+        play(Grid(held), dataset="", auxiliary_per_class="", min_clients=3)
+
+
+def test_with_enough_clients_the_run_goes_on_without_the_others(tmp_path, caplog):
+    held = nodes(tmp_path)
+    del held[1007]
+    result = play(Grid(held), min_clients=2, rounds=1)
+    assert result.history[0]["failures"] == ["client 1, round 1: its node is not connected"]
+    assert "2 of 3 clients are here" in caplog.text
+
+
+def test_a_client_that_comes_back_under_another_id_takes_part_again(tmp_path):
+    held = nodes(tmp_path)
+
+    def tamper(node: int, reply: Message) -> Message | None:
+        sent = grid.sent[-1].metadata
+        if sent.message_type == "train" and sent.group_id == "2" and node == 1000:
+            held[5] = held.pop(1000)
+            return None
+        return reply
+
+    grid = Grid(held, tamper)
+    result = play(grid, rounds=3)
+    assert [len(r["failures"]) for r in result.history] == [0, 1, 0]
+
+
+def test_classes_are_matched_by_name(tmp_path, tmp_path_factory):
+    """Silos with different folders of classes train one model once somebody names all classes."""
+    from PIL import Image
+
+    for k, names in enumerate((["ant", "bee"], ["bee", "cat"], ["ant", "cat"])):
+        for name in names:
+            for split in ("train", "test"):
+                for i in range(6):
+                    path = tmp_path / f"silo{k}" / split / name / f"{i}.png"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    Image.new("L", (8, 8), 40 * ("ant", "bee", "cat").index(name) + i + k).save(path)
+    held = nodes(tmp_path / "m")
+    for own in held.values():
+        own |= {"data": f"folder:{tmp_path}/silo{own['client']}", "divide": False}
+    settings = {"dataset": "", "auxiliary_per_class": "", "model": "tests/flower/small_net.py:make"}
+    with pytest.raises(UserError, match="give class_names, all of them in one order"):
+        play(Grid(held), **settings)
+    result = play(Grid(held), **settings, class_names="cat+bee+ant", algorithm="sfedkd", rounds=1)
+    assert result.federation.dataset.class_names == ("cat", "bee", "ant")
+    grid = Grid(held)
+    play(grid, **settings, class_names="cat+bee+ant", algorithm="sfedkd", rounds=1)
+    said = {
+        m.content["values"]["client"]: arrays_of(m)["distribution"].tolist()
+        for m in grid.received
+        if m.metadata.message_type == "train"
+    }
+    assert said == {0: [0, 0.5, 0.5], 1: [0.5, 0.5, 0], 2: [0.5, 0, 0.5]}
+
+
+def test_statistics_are_those_of_all_examples_together():
+    from fedrecall.flower.nodes import _pooled
+
+    stream = torch.Generator().manual_seed(0)
+    parts = [
+        torch.rand(n, 2, 50, generator=stream, dtype=torch.float64) * (k + 1) for k, n in enumerate((3, 8, 5))
+    ]
+    said = [
+        wire.Announcement(
+            k, len(p), 0, [2, 5, 10], ["a"],
+            p.mean((0, 2)).tolist(), p.std((0, 2), correction=0).tolist(),
+        )
+        for k, p in enumerate(parts)
+    ]  # fmt: skip
+    mean, std = _pooled(said)
+    together = torch.cat(parts)
+    assert mean == pytest.approx(together.mean((0, 2)).tolist())
+    assert std == pytest.approx(together.std((0, 2), correction=0).tolist())
+
+
+def tampered_task(grid: Grid, kind: str, change) -> Message:
+    """What the node answers to a server that sends this."""
+    sent = next(m for m in grid.sent if m.metadata.message_type == kind)
+    changed = change(sent)
+    changed.metadata.__dict__["_message_id"] = "again"
+    return grid.answer(sent.metadata.dst_node_id, changed)
+
+
+SERVER_LIES = {
+    "undeclared array": (added, "undeclared 'x'"),
+    "wrong shape": (changed(BIAS, lambda t: t[:1].clone()), "has shape [1]"),
+    "NaN": (changed(BIAS, lambda t: t * math.nan), "NaN"),
+    "undeclared value": (value(query="SELECT"), "undeclared 'query'"),
+    "undeclared record": (record("more", ConfigRecord({"a": 1})), "undeclared record 'more'"),
+    "another client": (value(client=7), "not 7"),
+    "path as a run's name": (value(run="../../../etc"), "hexadecimal"),
+}
+
+
+@pytest.mark.parametrize("case", SERVER_LIES)
+def test_a_node_refuses_what_is_not_declared(case, tmp_path):
+    change, said = SERVER_LIES[case]
+    grid = Grid(nodes(tmp_path))
+    play(grid, rounds=1)
+    reply = tampered_task(grid, "train", change)
+    assert set(reply.content) == {"values"}
+    assert said in reply.content["values"]["reason"]
