@@ -7,16 +7,18 @@ such a service is said once, and the run goes on without it.
 
 import hashlib
 import importlib.util
+import io
 import json
-import os
 import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from fedrecall import files
 from fedrecall.errors import UserError
 from fedrecall.records import scalars
 from fedrecall.specs import Registry
@@ -163,18 +165,26 @@ class Trackio(Service):
 
     def open(self, name: str, folder: Path | None, config: Mapping[str, Any]) -> Log:
         """The trackio run of this name, which a resumed run goes on with."""
-        os.environ.setdefault("TRACKIO_TELEMETRY", "0")
         import trackio
 
         called = name if folder is None else f"{name}-{_identity(name, folder)[:6]}"
-        run = trackio.init(
-            project=self.project, name=called, config=_flat(config), resume="allow", embed=False
-        )
+        with redirect_stdout(io.StringIO()):  # it advertises its dashboard
+            run = trackio.init(
+                project=self.project, name=called, config=_flat(config), resume="allow", embed=False
+            )
+        known = folder / ".trackio" if folder is not None else None
+        complete = known is not None and known.exists() and known.read_text() == called
+        if known is not None:
+            files.write(known, called.encode())
 
         def write(step: int, numbers: dict[str, float]) -> None:
             run.log(numbers, step=step)
 
-        return Log(write, run.finish, complete=False)
+        def close() -> None:
+            with redirect_stdout(io.StringIO()):
+                run.finish()
+
+        return Log(write, close, complete=complete)
 
 
 class Following:

@@ -434,6 +434,8 @@ def _closed(xs: Sequence[str], top: Sequence[str], bottom: Sequence[str]) -> str
 
 
 def _cell(value: float, digits: int) -> str:
+    if value == 0:
+        return "0"  # most cells of a large matrix
     return f"{value:.{digits}f}" if math.isfinite(value) else ""
 
 

@@ -26,8 +26,10 @@ from fedrecall.reports.markup import Html, tag, text
 from fedrecall.reports.runs import Group, Run, arrange
 from fedrecall.reports.statistics import ENOUGH, WILCOXON, Difference, paired_difference, summary
 
-MOST_CELLS = 60_000
+MOST_CELLS = 40_000
 """Of all class-wise heat maps together; rounds are thinned to stay below."""
+MOST_FEDERATIONS = 5
+"""That are drawn; more seeds of one partition show little more."""
 SAMPLE_NOTE = "The line is the mean over seeds, the band one standard deviation (n - 1) on either side."
 
 
@@ -146,7 +148,7 @@ def _sections(page: Page) -> Iterator[tuple[str, Html]]:
         ),
     )
     yield "Targets", _section("Targets", "", _targets(page))
-    yield "Cost", _section("Cost", "", _cost(page))
+    yield "Cost", _section("Cost", "", *_cost(page))
     yield (
         "Confusion",
         _section(
@@ -175,8 +177,7 @@ def _section(name: str, note: str, *parts: Html) -> Html:
     identity = name.lower()
     return tag(
         "section",
-        tag("h2", name, id=f"{identity}-title"),
-        tag("p", note) if note else None,
+        tag("div", tag("h2", name, id=f"{identity}-title"), tag("p", note) if note else None, class_="head"),
         tag("div", *parts, class_="grid-of-charts"),
         id=identity,
         aria_labelledby=f"{identity}-title",
@@ -264,7 +265,7 @@ def _results(page: Page) -> Html:
 
 
 def _federations(page: Page) -> Html:
-    """Every distinct federation: the first one open, the others folded."""
+    """Every distinct federation, one of each setup first: the first one open, the others folded."""
     users: dict[str, list[Run]] = {}
     for run in page.runs:
         try:
@@ -272,26 +273,23 @@ def _federations(page: Page) -> Html:
         except UserError:  # a folder without a partition file
             continue
         users.setdefault(found, []).append(run)
+    seen: dict[str, int] = {}
+    order = []
+    for same in users.values():
+        c = same[0].config
+        setup = f"{c['dataset']['name']}, {_spec(c['partition'])}, {c['clients']} clients"
+        seen[setup] = seen.get(setup, 0) + 1
+        order.append((seen[setup], f"{setup}: {', '.join(run.name for run in same)}", same[0]))
+    order.sort(key=lambda entry: entry[0])
     parts = []
-    for n, same in enumerate(users.values()):
-        run = same[0]
-        drawn = _federation(run, f"federation-{n}")
-        names = ", ".join(r.name for r in same)
-        c = run.config
-        head = f"{c['dataset']['name']}, {_spec(c['partition'])}, {c['clients']} clients: {names}"
+    for n, (_, head, run) in enumerate(order[:MOST_FEDERATIONS]):
+        drawn = tag("div", *_federation(run, f"federation-{n}"), class_="grid-of-charts")
         if n == 0:
-            parts.append(
-                tag("div", tag("p", head), tag("div", *drawn, class_="grid-of-charts"), class_="wide")
-            )
+            parts.append(tag("div", tag("p", head), drawn, class_="wide"))
         else:
-            parts.append(
-                tag(
-                    "details",
-                    tag("summary", head),
-                    tag("div", *drawn, class_="grid-of-charts"),
-                    class_="wide more",
-                )
-            )
+            parts.append(tag("details", tag("summary", head), drawn, class_="wide more"))
+    if rest := [head for _, head, _ in order[MOST_FEDERATIONS:]]:
+        parts.append(tag("p", "Not drawn: ", "; ".join(rest), ".", class_="wide"))
     return text(*parts)
 
 
@@ -450,31 +448,46 @@ def _targets(page: Page) -> Html:
     return _numbers("Rounds and seconds to a target accuracy", note, "targets-table", columns, body)
 
 
-def _cost(page: Page) -> Html:
+def _cost(page: Page) -> list[Html]:
     measures = sorted({m for run in page.runs for r in run.records for m in r["seconds"].get("measures", {})})
-    columns = ["experiment", "down, bytes a visit", "up, bytes a visit", "sent in all, bytes"]
-    columns += ["client memory, bytes", "server's auxiliary examples"]
-    columns += ["longest chains (s)", "all clients (s)", "rounds, wall clock (s)", "evaluation (s)"]
-    columns += [f"measure {m} (s)" for m in measures]
-    body = []
+    sent, spent = [], []
     for n, group in page.numbered:
         found = [costs.cost(run.records, _auxiliary(run)) for run in group.runs]
+        name = tag("th", charts.swatch(n), group.label, scope="row", class_="name")
         cells = [
             _bytes([getattr(c, part) for c in found]) for part in ("down", "up", "total_bytes", "memory")
         ]
         cells.append(f"{max(c.auxiliary for c in found):,}")
-        cells += [
-            _summary([getattr(c, part) for c in found], digits=2)
-            for part in ("waiting", "working", "train", "evaluate")
-        ]
-        cells += [_summary([c.measures.get(m, 0.0) for c in found], digits=2) for m in measures]
-        name = tag("th", charts.swatch(n), group.label, scope="row", class_="name")
-        body.append([name, *(tag("td", c) for c in cells)])
-    note = (
-        "A visit is one client in one round. Longest chains: local training that a federation waits for; "
-        "all clients: local training summed; wall clock: playing the rounds on the machine that ran them."
-    )
-    return _numbers("Bytes, memory, seconds", note, "cost-table", columns, body)
+        sent.append([name, *(tag("td", c) for c in cells)])
+        times = [[getattr(c, part) for c in found] for part in ("waiting", "working", "train", "evaluate")]
+        times += [[c.measures.get(m, 0.0) for c in found] for m in measures]
+        spent.append([name, *(tag("td", _summary(t)) for t in times)])
+    columns = ["down, a visit", "up, a visit", "sent in all", "memory of a client", "auxiliary examples"]
+    clocks = [
+        "longest chains",
+        "all clients",
+        "rounds here",
+        "evaluation",
+        *(f"measure {m}" for m in measures),
+    ]
+    return [
+        _numbers(
+            "Bytes",
+            "Mean over runs. A visit is one client in one round; memory is what a client keeps between "
+            "visits; the server holds the auxiliary examples.",
+            "cost-bytes",
+            ["experiment", *columns],
+            sent,
+        ),
+        _numbers(
+            "Seconds of the whole run",
+            "Longest chains: the local training that a federation waits for. All clients: local training "
+            "summed. Rounds here: playing them on the machine that did.",
+            "cost-seconds",
+            ["experiment", *clocks],
+            spent,
+        ),
+    ]
 
 
 def _confusion(page: Page) -> Iterable[Html]:
@@ -613,11 +626,18 @@ def _others(page: Page) -> Iterable[Html]:
 
 
 def _runs(page: Page) -> Iterable[Html]:
-    for n, group in page.numbered:
-        for run in group.runs:
-            yield _provenance(run, n)
-    for run in page.idle:
-        yield _provenance(run, None)
+    runs = [(n, run) for n, group in page.numbered for run in group.runs] + [(None, run) for run in page.idle]
+    shared = {
+        k: v for k, v in runs[0][1].config.items() if all(run.config.get(k) == v for _, run in runs[1:])
+    }
+    if len(runs) > 1:
+        yield tag(
+            "details",
+            tag("summary", "What the configs of all these runs share"),
+            tag("pre", json.dumps(shared, indent=2, ensure_ascii=False), tabindex=0),
+            class_="wide",
+        )
+    yield tag("div", *(_provenance(run, n) for n, run in runs), class_="wide")
 
 
 def _provenance(run: Run, n: int | None) -> Html:
@@ -637,11 +657,17 @@ def _provenance(run: Run, n: int | None) -> Html:
         state = f"finished, {_count(len(run.records), 'round')}" if run.finished else f"not finished: at {at}"
     return tag(
         "details",
-        tag("summary", charts.swatch(n) if n is not None else None, tag("strong", run.name), f" · {state}"),
+        tag(
+            "summary",
+            charts.swatch(n) if n is not None else None,
+            tag("strong", run.name),
+            f" · {state}",
+            tag("code", run.made[0].get("command", "")) if run.made else None,
+        ),
         *starts,
         tag("h3", "Config"),
         tag("pre", json.dumps(run.config, indent=2, ensure_ascii=False), tabindex=0),
-        class_="run wide" if n is None else f"run wide g{n}",
+        class_="run" if n is None else f"run g{n}",
     )
 
 

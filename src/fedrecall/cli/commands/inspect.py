@@ -57,6 +57,11 @@ def list_command(
     ],
 ) -> None:
     """List what can be named on the command line and in a config."""
+    if kind.startswith("paper"):
+        from fedrecall.cli.commands.reproduce import list_papers
+
+        out.print(list_papers())
+        return
     registry = _kind(kind)
     shown = Table(box=None, pad_edge=False)
     shown.add_column("name", style="bold", no_wrap=True)
@@ -88,6 +93,11 @@ def show_command(
             default = "(needed)" if _is_missing(f.default) else str(f.default)
             shown.add_row(Text(f.name, "bold"), Text(default), Text(f.allowed), Text(f.doc))
         out.print(shown)
+    if kind.startswith("figure"):
+        recipe: Any = cls
+        out.print(f"needs {recipe.needs}. For example:", soft_wrap=True, markup=False)
+        for command in recipe.commands:
+            out.print(f"  {command}", soft_wrap=True, markup=False, highlight=False)
     if registry is ALGORITHMS:
         out.print(_footprint(ALGORITHMS.make(name)))
 

@@ -1,0 +1,230 @@
+"""Every service in its own offline form, read back with its own reader; those not installed are skipped."""
+
+import importlib.util
+import json
+import sqlite3
+import struct
+import sys
+import time
+import types
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+import fedrecall
+from fedrecall import config as configs
+from fedrecall import sinks, trees
+from fedrecall.errors import UserError
+from fedrecall.records import scalars
+
+SMALL = {
+    "dataset": "synthetic:3,train=60,test=30",
+    "model": "mlp",
+    "clients": 4,
+    "sample": 2,
+    "rounds": 3,
+    "partition": "shards:2",
+    "training.local_epochs": 1,
+    "backend": "serial",
+}
+
+
+def needs(package):
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"{package} is not installed (pip install 'fedrecall[sinks]')")
+
+
+@pytest.fixture
+def service(monkeypatch):
+    """A service that keeps what it is told, under the name 'pocket'."""
+    module = types.ModuleType("pocket")
+    monkeypatch.setitem(sys.modules, "pocket", module)
+    module.__spec__ = importlib.util.spec_from_loader("pocket", None)
+
+    @dataclass(frozen=True)
+    class Pocket(sinks.Service):
+        package: ClassVar[str] = "pocket"
+        told: ClassVar[list] = []
+        closed: ClassVar[int] = 0
+        fails_at: ClassVar[int | None] = None
+
+        def open(self, name, folder, config):
+            Pocket.told.append(("open", name, config["seed"]))
+
+            def write(step, numbers):
+                if step == Pocket.fails_at:
+                    raise OSError("no space left")
+                Pocket.told.append((step, numbers))
+
+            def close():
+                Pocket.closed += 1
+
+            return sinks.Log(write, close, complete=False)
+
+    module.Pocket = Pocket
+    monkeypatch.setitem(sinks.SINKS.entries, "pocket", "pocket:Pocket")
+    return Pocket
+
+
+def test_a_record_becomes_numbers_by_name():
+    record = {
+        "round": 3,
+        "lr": 0.1,
+        "chains": [[4], [1, 2]],
+        "failures": ["client 4 gave NaN"],
+        "seconds": {"train": 2.0, "clients": [1.0, 3.0], "measures": {"locals": 0.5}},
+        "accuracy": 0.5,
+        "consistency": None,
+        "class_accuracy": [1.0, 0.0],
+        "measures": {
+            "locals": {"clients": [4, 1], "in_local": {"after": [0.2, 0.4]}},
+            "confusion": {"global": [[1, 0], [0, 1]], "credibility": None},
+        },
+    }
+    assert scalars(record) == {
+        "lr": 0.1,
+        "seconds/train": 2.0,
+        "seconds/clients": 2.0,
+        "seconds/measures/locals": 0.5,
+        "accuracy": 0.5,
+        "class_accuracy/0": 1.0,
+        "class_accuracy/1": 0.0,
+        "measures/locals/in_local/after": pytest.approx(0.3),
+    }
+
+
+def test_whoever_looks_on_changes_nothing(tmp_path, service):
+    alone = fedrecall.run(tmp_path / "alone", **SMALL)
+    watched = fedrecall.run(tmp_path / "watched", sinks=["pocket"], **SMALL)
+    one, other = trees.arrays(alone.weights), trees.arrays(watched.weights)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert service.told[0] == ("open", "watched", 0)
+    assert [step for step, *_ in service.told[1:]] == [1, 2, 3]
+    assert service.told[-1][1]["accuracy"] == watched.accuracy
+    assert service.closed == 1
+
+
+def test_sinks_may_change_when_a_run_goes_on_and_hear_what_they_missed(tmp_path, service):
+    fedrecall.run(tmp_path, **{**SMALL, "rounds": 2})
+    fedrecall.run(tmp_path, resume=True, sinks=["pocket"], **SMALL)
+    assert [step for step, *_ in service.told[1:]] == [1, 2, 3]
+
+
+def test_a_service_that_fails_is_left_and_the_run_goes_on(tmp_path, service):
+    service.fails_at = 2
+    with pytest.warns(RuntimeWarning, match=r"pocket gets no more of this run \(OSError: no space left\)"):
+        result = fedrecall.run(tmp_path, sinks=["pocket"], **SMALL)
+    assert len(result.history) == 3
+    assert [step for step, *_ in service.told[1:]] == [1]
+
+
+def test_a_missing_package_is_named_before_the_run_folder_is_begun(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"wandb is not installed: pip install 'fedrecall\[sinks\]'"):
+        fedrecall.run(tmp_path / "run", sinks=["wandb"], **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_sink_is_refused_with_the_nearest():
+    with pytest.raises(UserError, match="tensorboard"):
+        configs.make({"sinks": ["tensorbord"]})
+
+
+def followed(tmp_path, spec):
+    """A run of two rounds, gone on with to three; its history."""
+    fedrecall.run(tmp_path / "run", sinks=[spec], **{**SMALL, "rounds": 2})
+    return fedrecall.run(tmp_path / "run", resume=True, sinks=[spec], **SMALL).history
+
+
+@needs("tensorboard")
+def test_tensorboard(tmp_path):
+    history = followed(tmp_path, "tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    events = found.Scalars("accuracy")
+    assert [e.step for e in events] == [1, 2, 3]
+    assert [e.value for e in events] == pytest.approx([r["accuracy"] for r in history])
+    assert len(found.Tags()["scalars"]) == len(scalars(history[-1]) | scalars(history[0]))
+
+
+@needs("tensorboard")
+def test_tensorboard_needs_a_place(tmp_path):
+    with pytest.raises(UserError, match="tensorboard:FOLDER"):
+        fedrecall.run(sinks=["tensorboard"], **SMALL)
+    fedrecall.run(sinks=[f"tensorboard:{tmp_path}"], **SMALL)
+    assert list(tmp_path.glob("fedavg-synthetic-seed0/events*"))
+
+
+@needs("mlflow")
+def test_mlflow(tmp_path):
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    history = followed(tmp_path, f"mlflow:{store},experiment=forgetting")
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(store)
+    place = client.get_experiment_by_name("forgetting").experiment_id
+    (run,) = client.search_runs([place])  # the same run, gone on with
+    accuracies = {m.step: m.value for m in client.get_metric_history(run.info.run_id, "accuracy")}
+    assert accuracies == {r["round"]: pytest.approx(r["accuracy"]) for r in history}
+    assert run.data.params["algorithm.name"] == "fedavg"
+    assert run.info.status == "FINISHED"
+
+
+def wandb_records(content):
+    """The records of a .wandb file: LevelDB's log format after seven bytes of its own."""
+    from wandb.proto import wandb_internal_pb2
+
+    place, whole = 7, b""
+    while place + 7 <= len(content):
+        room = 32768 - place % 32768
+        if room < 7:
+            place += room
+            continue
+        length, kind = struct.unpack_from("<HB", content, place + 4)
+        whole += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            yield record
+            whole = b""
+
+
+def wandb_accuracies(folder):
+    """Accuracy by step, over all starts of a run."""
+    found = {}
+    for path in sorted(folder.glob("offline-run-*/*.wandb")):
+        for record in wandb_records(path.read_bytes()):
+            if record.WhichOneof("record_type") == "history":
+                items = {i.key or "/".join(i.nested_key): i.value_json for i in record.history.item}
+                found[record.history.step.num] = float(items["accuracy"])
+    return found
+
+
+@needs("wandb")
+def test_wandb(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    history = followed(tmp_path, "wandb")
+    expected = {r["round"]: pytest.approx(r["accuracy"]) for r in history}
+    end = time.monotonic() + 30  # its own process writes the file, some time after the run ended
+    while (found := wandb_accuracies(tmp_path / "run" / "wandb")) != expected and time.monotonic() < end:
+        time.sleep(0.2)
+    assert found == expected
+
+
+@needs("trackio")
+def test_trackio(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "kept"))
+    for name in [m for m in sys.modules if m.split(".")[0] == "trackio"]:
+        monkeypatch.delitem(sys.modules, name)  # it reads its folder when it is imported
+    history = followed(tmp_path, "trackio")
+    (database,) = (tmp_path / "kept").glob("*.db")
+    with sqlite3.connect(database) as connection:
+        rows = connection.execute("select step, metrics from metrics order by id").fetchall()
+    found = {step: json.loads(metrics)["accuracy"] for step, metrics in rows}
+    assert found == {r["round"]: pytest.approx(r["accuracy"]) for r in history}
+    assert len(rows) == 3
