@@ -1,0 +1,292 @@
+"""Every figure draws what its runs recorded, and says what is missing where they did not."""
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedrecall
+from fedrecall.errors import UserError
+from fedrecall.measures.accuracy import accuracy, class_accuracy, consistency, evaluate, in_local
+from fedrecall.reports.figures import FIGURES, draw
+from fedrecall.reports.gallery import PICTURES, RUNS
+from fedrecall.reports.replay import stage
+from fedrecall.reports.runs import Run
+from fedrecall.reports.statistics import correlation
+
+BASE = {
+    "dataset": "synthetic:4,train=240,test=60",
+    "model": "cnn:hidden=16",
+    "clients": 6,
+    "sample": 3,
+    "rounds": 3,
+    "partition": "shards:2",
+    "training.local_epochs": 2,
+    "training.lr": 0.05,
+    "backend": "serial",
+}
+SEEN = {"measures": ["locals", "personal", "divergence"]}
+SEQUENTIAL = {**BASE, "algorithm": "fedseq", "measures": ["chain"], "model": "mlp"}
+WANTED = {
+    "fedavg-0": {**BASE, **SEEN, "algorithm": "fedavg"},
+    "fedavg-1": {**BASE, **SEEN, "algorithm": "fedavg", "seed": 1},
+    "fedntd-0": {**BASE, **SEEN, "algorithm": "fedntd"},
+    "iid-0": {**BASE, "algorithm": "fedavg", "partition": "iid"},
+    "beta-3": {**BASE, "algorithm": "fedntd:beta=3"},
+    "tau-2": {**BASE, "algorithm": "fedntd:tau=2"},
+    "aux-0": {**BASE, **SEEN, "algorithm": "fedavg", "auxiliary_per_class": 20},
+    "circle": {**BASE, "algorithm": "fedavg", "model": "circle"},
+    "seq-0": SEQUENTIAL,
+    "seq-iid": {**SEQUENTIAL, "partition": "iid"},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    for name, settings in WANTED.items():
+        fedrecall.run(root / name, **settings)
+    return lambda *names: [root / name for name in names]
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "figures"
+
+
+def test_files_and_numbers_are_written(runs, out):
+    drawn = draw("fedntd/fig3:clients=2", runs("fedavg-0"), out)
+    assert [p.name for p in drawn.files] == ["fedntd-fig3.png", "fedntd-fig3.pdf", "fedntd-fig3.json"]
+    with Image.open(drawn.files[0]) as image:
+        assert image.width > 300
+    assert drawn.files[1].read_bytes().startswith(b"%PDF")
+    assert json.loads(drawn.files[2].read_text()) == drawn.data
+    assert np.array(drawn.data["in_local"]).shape == (2, 4)
+    assert np.array(drawn.data["out_local"]) == pytest.approx((1 - np.array(drawn.data["in_local"])) / 3)
+    before = drawn.files[0].read_bytes(), drawn.files[1].read_bytes()
+    again = draw("fedntd/fig3:clients=2", runs("fedavg-0"), out)
+    assert (again.files[0].read_bytes(), again.files[1].read_bytes()) == before
+
+
+def test_curves_are_mean_and_deviation_over_seeds(runs, out):
+    found = draw("fedntd/fig7", runs("fedavg-0", "fedavg-1", "fedntd-0"), out).data["lines"]
+    line = next(x for x in found if x["quantity"] == "accuracy" and x["algorithm"] == "fedavg")
+    rows = np.stack([Run(p).series("accuracy") for p in runs("fedavg-0", "fedavg-1")])
+    assert line["mean"] == pytest.approx(rows.mean(0))
+    assert line["std"] == pytest.approx(rows.std(0, ddof=1))
+    single = next(x for x in found if x["quantity"] == "out-local" and x["algorithm"] == "fedntd")
+    measured = Run(*runs("fedntd-0")).measured("locals")
+    assert single["std"] is None
+    assert single["mean"] == pytest.approx([np.mean(m["out_local"]["local"]) for _, m in measured])
+
+
+@pytest.mark.parametrize(
+    ("name", "quantities"),
+    [
+        ("fedntd/fig11", ["personalised", "accuracy"]),
+        ("fedntd/fig12", ["local train", "personalised", "accuracy"]),
+        ("fedntd/fig13", ["accuracy"]),
+        ("fedcad/fig1", ["accuracy", "local average"]),
+        ("fedssd/fig7", ["accuracy", "local average"]),
+        ("fedssd/fig8", ["accuracy"]),
+    ],
+)
+def test_learning_curves(runs, out, name, quantities):
+    lines = draw(name, runs("fedavg-0", "fedntd-0"), out).data["lines"]
+    assert [(x["quantity"], x["algorithm"]) for x in lines] == [
+        (q, a) for q in quantities for a in ("fedavg", "fedntd")
+    ]
+
+
+def test_forgetting_from_even_to_skewed(runs, out):
+    data = draw("fedntd/fig2", runs("fedavg-0", "fedavg-1", "iid-0"), out).data
+    assert [b["group"] for b in data["forgetting"]] == ["fedavg (iid)", "fedavg (shards:2)"]
+    bar = data["forgetting"][1]
+    two = [Run(p).records[-1]["forgetting"] for p in runs("fedavg-0", "fedavg-1")]
+    assert (bar["mean"], bar["n"]) == (pytest.approx(np.mean(two)), 2)
+    assert bar["std"] == pytest.approx(np.std(two, ddof=1))
+    curve = data["consistency"][0]
+    assert curve["rounds"] == [2, 3]
+    assert curve["mean"] == pytest.approx([r["consistency"] for r in Run(*runs("iid-0")).records[1:]])
+
+
+def test_in_and_out_local_bars(runs, out):
+    lines = draw("fedntd/fig4", runs("fedavg-0"), out).data["lines"]
+    _, measured = Run(*runs("fedavg-0")).measured("locals")[-1]
+    inside = next(x for x in lines if x["side"] == "in_local")
+    assert inside["local"][-1] == pytest.approx(np.mean(measured["in_local"]["local"]))
+    assert inside["local_std"][-1] == pytest.approx(np.std(measured["in_local"]["local"], ddof=1))
+    assert inside["sent"][-1] == pytest.approx(np.mean(measured["in_local"]["before"]))
+
+
+def test_distances_and_their_correlation(runs, out):
+    data = draw("fedntd/fig8", runs("fedavg-0", "fedavg-1"), out).data
+    points = data["scatter"][0]
+    assert len(points["weights"]) == 2 * 3 * 3  # seeds, rounds, clients
+    assert points["correlation"] == pytest.approx(correlation(points["distribution"], points["weights"]))
+
+
+def test_normalised_pictures_sum_to_one(runs, out):
+    picture = draw("fedntd/fig10", runs("fedavg-0"), out).data["pictures"][0]
+    assert np.sum(picture["values"], axis=1) == pytest.approx([1, 1, 1])
+
+
+def test_during_training_starts_from_the_global_model(runs, out):
+    line = draw("fedntd/fig6:clients=2,epochs=1", runs("fedavg-0"), out).data["lines"][0]
+    run = Run(*runs("fedavg-0"))
+    last = np.array(run.records[-1]["class_accuracy"])
+    for client in range(2):
+        assert line["in_local"][client][0] == pytest.approx(in_local(run.distributions[client], last))
+    assert np.shape(line["out_local"]) == (2, 2)
+
+
+def test_sweeps_pick_one_setting_at_a_time(runs, out):
+    names = ("fedavg-0", "fedntd-0", "beta-3", "tau-2")
+    points = draw("fedntd/fig15", runs(*names), out).data["points"]
+    beta = {p["x"]: p["mean"] for p in points if p["setting"] == "algorithm.beta"}
+    last = {name: Run(*runs(name)).records[-1] for name in names}
+    assert beta == {
+        1: last["fedntd-0"]["accuracy"],
+        3: last["beta-3"]["accuracy"],
+        None: last["fedavg-0"]["accuracy"],
+    }
+    tau = [p["x"] for p in points if p["setting"] == "algorithm.tau"]
+    assert tau == [1, 2, None]
+    points = draw("fedntd/fig16", runs(*names), out).data["points"]
+    assert points[0]["mean"] == last["fedntd-0"]["forgetting"]
+    with pytest.raises(UserError, match="teachers"):
+        draw("sfedkd/fig4", runs("fedavg-0"), out)
+
+
+def test_loss_space(runs, out):
+    options = "examples=20,points=3,draws=2,sizes=0+0.1,iterations=5"
+    model = draw(f"fedntd/fig14:{options}", runs("fedavg-0"), out).data["models"][0]
+    assert np.shape(model["curve"]) == (2, 2)
+    assert model["surface"][1][1] == pytest.approx(model["curve"][0][0], rel=1e-6)  # both are at the weights
+    assert abs(model["eigenvalues"][0]) >= abs(model["eigenvalues"][1]) * 0.5
+
+
+def test_preferred_classes_agree_with_themselves(runs, out):
+    row = draw("fedntd/fig17:clients=2", runs("fedavg-0"), out).data["rows"][0]
+    assert row["layer"] == "fc1"
+    assert row["alignment"]["global, sent"] == 1
+    assert len(row["preferred"]["aggregated"]) == 16
+    sent, after = (np.array(row["preferred"][k]) for k in ("global, sent", "aggregated"))
+    alive = (sent >= 0) | (after >= 0)
+    assert row["alignment"]["aggregated"] == pytest.approx((sent == after)[alive].mean())
+
+
+def test_hypersphere(runs, out):
+    row = draw("fedntd/fig18:clients=1,averaged=2", runs("circle"), out).data["rows"][0]
+    assert set(row["models"]) == {"global", "client 0", "aggregated"}
+    angles = row["models"]["global"]["angles"]
+    for density in row["models"]["global"]["classes"]:
+        assert np.trapezoid(density, angles) == pytest.approx(1, abs=1e-3)
+    with pytest.raises(UserError, match="--model circle"):
+        draw("fedntd/fig18", runs("fedavg-0"), out)
+
+
+def test_maps(runs, out):
+    maps = draw("fedntd/fig19:clients=2,examples=10", runs("fedavg-0"), out).data["maps"]
+    assert set(maps["heterogeneous"]) == {"global", "client 0", "client 1"}
+    assert np.shape(maps["homogeneous"]["global"]["points"]) == (10, 2)
+    labels = [m["labels"] for m in maps["homogeneous"].values()]
+    assert labels[0] == labels[1] == labels[2]  # every model maps the same examples
+    models = draw("fedntd/fig21:clients=1,examples=10", runs("fedavg-0"), out).data["models"]
+    assert list(models) == ["global", "fedavg 0", "fedntd 0"]
+    assert draw("fedntd/fig20:clients=2,examples=8,shown=1", runs("fedavg-0"), out).files[0].exists()
+
+
+def test_special_confusion_and_confusion_matrices(runs, out):
+    rows = draw("fedcad/fig2:client=2,epochs=1", runs("aux-0"), out).data["rows"]
+    run = Run(*runs("aux-0"))
+    assert rows["labels"] == pytest.approx(run.distributions[2].tolist())
+    assert rows["global"] == pytest.approx(run.records[-1]["class_accuracy"])
+    at = stage(run, local_epochs=1)
+    trained = evaluate(at.model, at.visit(2).up.weights, at.federation.test)
+    assert rows["fedavg"] == pytest.approx(class_accuracy(trained.confusion).tolist())
+    data = draw("fedssd/fig4:client=2,epochs=1,algorithms=fedavg", runs("aux-0"), out).data
+    assert np.diag(data["matrices"]["fedavg"]) == pytest.approx(rows["fedavg"])
+    assert accuracy(trained.confusion) == pytest.approx(np.mean(rows["fedavg"]))  # the test set is even
+    with pytest.raises(UserError, match="--auxiliary-per-class 64"):
+        draw("fedssd/fig4", runs("fedavg-0"), out)
+
+
+def test_global_against_local_and_one_client(runs, out):
+    points = draw("fedssd/fig2", runs("fedavg-0"), out).data["points"][0]
+    run = Run(*runs("fedavg-0"))
+    assert points["global"] == pytest.approx([r["accuracy"] for r in run.records])
+    assert points["local"] == [m["local_average_accuracy"] for _, m in run.measured("locals")]
+    client = run.records[0]["chains"][0][0]
+    data = draw(f"fedssd/fig3:client={client}", runs("fedavg-0"), out).data
+    assert data["rounds"][0] == 1
+    assert data["local"][0] == run.records[0]["measures"]["locals"]["class_accuracy"][0]
+    assert data["global"][0] == run.records[0]["class_accuracy"]
+
+
+def test_bubbles_are_the_partition(runs, out):
+    data = draw("fedssd/fig6", runs("fedavg-0", "iid-0"), out).data["runs"]
+    assert np.array(data[0]["counts"]).sum() == 240
+    assert data[1]["counts"] == Run(*runs("iid-0")).counts.tolist()
+
+
+def test_sequential_forgetting(runs, out):
+    data = draw("sfedkd/fig1", runs("seq-0", "seq-iid"), out).data
+    assert [b["group"] for b in data["forgetting"]] == ["fedseq (iid)", "fedseq (shards:2)"]
+    values = np.array(data["class_accuracy"][1]["values"])
+    assert values.shape == (9, 4)  # three rounds of three clients
+    assert data["consistency"][1]["values"][4] == pytest.approx(consistency(values[4], values[5]))
+    drift = data["drift"][0]
+    assert len(drift["own"]) == len(drift["next"]) == 6  # the last of each chain has no next
+
+
+def test_accuracy_over_time_and_time_to_target(runs, out):
+    line = draw("sfedkd/fig6", runs("fedavg-0"), out).data["lines"][0]
+    records = Run(*runs("fedavg-0")).records
+    slowest = [max(r["seconds"]["clients"]) for r in records]
+    assert line["seconds"] == pytest.approx(np.cumsum(slowest))
+    target = records[1]["accuracy"]
+    bar = draw(f"sfedkd/fig7:targets={target},clock=working", runs("fedavg-0"), out).data["bars"][0]
+    reached = next(i for i, r in enumerate(records) if r["accuracy"] >= target)
+    assert bar["rounds"] == [reached + 1]
+    assert bar["seconds"] == pytest.approx(sum(sum(r["seconds"]["clients"]) for r in records[: reached + 1]))
+    never = draw("sfedkd/fig7:targets=1.1", runs("fedavg-0"), out).data["bars"][0]
+    assert never["seconds"] is None
+
+
+@pytest.mark.parametrize("name", list(FIGURES))
+def test_a_figure_says_what_it_needs(name):
+    cls = FIGURES.cls(name)
+    assert cls.__doc__
+    assert cls.caption
+    assert cls.needs
+    for command in cls.commands:
+        assert shlex.split(command)[:2] == ["fedrecall", "run"]
+
+
+def test_a_missing_measure_is_named(runs, out):
+    for name, measure in (
+        ("fedntd/fig4", "locals"),
+        ("fedntd/fig12", "personal"),
+        ("fedntd/fig8", "divergence"),
+    ):
+        with pytest.raises(UserError, match=f"--measure {measure}"):
+            draw(name, runs("iid-0"), out)
+    with pytest.raises(UserError, match="--measure chain"):
+        draw("sfedkd/fig1", runs("iid-0"), out)
+    with pytest.raises(UserError, match="fedntd/fig4"):
+        draw("fedntd/fig44", runs("iid-0"), out)
+
+
+def test_the_gallery_shows_every_figure_from_runs_that_it_makes():
+    assert {FIGURES.parse(p.figure)[0] for p in PICTURES} == set(FIGURES)
+    assert {r for p in PICTURES for r in p.runs} == set(RUNS)
+    for picture in PICTURES:
+        FIGURES.make(picture.figure)
+    for settings in RUNS.values():
+        from fedrecall import config
+
+        dotted = {k: v for k, v in settings.items() if "." in k}
+        config.make(config.override({k: v for k, v in settings.items() if "." not in k}, dotted))
