@@ -42,6 +42,7 @@ MODELS = Registry(
         "resnet10": "fedrecall.models.networks:ResNet10",
         "resnet18": "fedrecall.models.networks:ResNet18",
         "resnet50": "fedrecall.models.networks:ResNet50",
+        "resnet56": "fedrecall.models.resnet56:ResNet56",
         "mlp": "fedrecall.models.networks:MLP",
         "circle": "fedrecall.models.circle:Circle",
     },

@@ -78,14 +78,14 @@ class Bottleneck(Block):
 
 
 class ResNet(nn.Module):
-    """Stem, four stages ``layer1`` to ``layer4`` of doubling width, global average, ``fc``."""
+    """Stem, stages ``layer1``, ``layer2``, ... of doubling width, global average, ``fc``."""
 
     feature_layer = "fc"
 
     def __init__(
         self,
         block: type[Block],
-        depths: tuple[int, int, int, int],
+        depths: tuple[int, ...],
         channels: int,
         classes: int,
         width: int,
@@ -93,6 +93,7 @@ class ResNet(nn.Module):
     ):
         super().__init__()
         self.conv1, self.norm1 = _conv(channels, width, 3), norm(width)
+        self.stages = len(depths)
         inputs = width
         for stage, depth in enumerate(depths):
             outputs = width * 2**stage
@@ -106,6 +107,6 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch of images."""
         x = torch.relu(self.norm1(self.conv1(x)))
-        for stage in range(1, 5):
+        for stage in range(1, self.stages + 1):
             x = self.get_submodule(f"layer{stage}")(x)
         return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
