@@ -8,6 +8,10 @@ class UserError(ValueError):
     """Something the user gave cannot be used; the message says what and what would do."""
 
 
+class Diverged(UserError):
+    """Training cannot go on: what it computes is no longer a number."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an error sentence: the nearest known name, else all of them."""
     known = sorted(known)

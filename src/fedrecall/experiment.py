@@ -29,7 +29,7 @@ from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import Dataset, load
 from fedrecall.data.federation import Federation, set_apart
 from fedrecall.data.partitions import PARTITIONS
-from fedrecall.errors import UserError
+from fedrecall.errors import Diverged, UserError
 from fedrecall.measures import MEASURES
 from fedrecall.measures.accuracy import (
     Evaluation,
@@ -322,7 +322,7 @@ class Experiment:
         if failures and self.config.on_failure == "stop":
             raise UserError(f"{failures[0]}. The last good model is kept.")
         if len(failures) == visits:
-            raise UserError(
+            raise Diverged(
                 f"every client of the round failed, first {failures[0]}. The last good model is kept."
             )
 

@@ -1,0 +1,243 @@
+"""`fedrecall reproduce`: a paper's table or figure, published beside measured; `fedrecall list papers`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table as Shown
+from rich.text import Text
+
+from fedrecall.cli import progress
+from fedrecall.cli.app import app, out
+from fedrecall.cli.options import DataRoot
+from fedrecall.errors import UserError
+from fedrecall.papers import PAPERS, Cell, Table, load_paper, table
+from fedrecall.papers.paper import Variant
+from fedrecall.papers.quantities import QUANTITIES
+from fedrecall.papers.reproduction import adopt, carry_out, plan
+from fedrecall.papers.results import FOLDER, Results, run_folder
+from fedrecall.papers.verdicts import NOT_RUN, Verdict, gain, judge
+
+RUNS = Path("runs/reproduction")
+
+ResultsFolder = Annotated[
+    Path, typer.Option("--results", help="Where results are kept, one small file a run.")
+]
+
+
+@app.command("reproduce")
+def reproduce_command(
+    name: Annotated[str, typer.Argument(help="A table or figure: fedntd/table1, fedcad/fig1, ...")],
+    *,
+    columns: Annotated[
+        str | None, typer.Option(help="Only these columns, with commas between.", show_default=False)
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Only these methods, with commas between.", show_default=False)
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Seeds 0, 1, ... of each cell, the first of all cells first; 0: run nothing (default: the "
+            "paper's trials, else 3).",
+            show_default=False,
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Stop earlier than the paper.", show_default=False)
+    ] = None,
+    switch: Annotated[
+        str | None,
+        typer.Option(help="Another reading of what the paper leaves open, by name.", show_default=False),
+    ] = None,
+    backend: Annotated[str, typer.Option(help="Where clients are trained.")] = "auto",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Workers of the backend.", show_default=False)
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    precision: Annotated[str, typer.Option(help="float32, float64 or bfloat16.")] = "float32",
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds from one checkpoint to the next.")] = 1,
+    out_: Annotated[
+        Path, typer.Option("--out", help="Where run folders are; those there are resumed.")
+    ] = RUNS,
+    results: ResultsFolder = FOLDER,
+    from_: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from", help="Take this run folder's rounds as a result, finished or not; run nothing."
+        ),
+    ] = None,
+    data_root: DataRoot = None,
+) -> None:
+    """Run a paper's table in exactly its setup, and print published beside measured.
+
+    What is done is skipped, what was begun is resumed. Example: fedrecall reproduce fedntd/table1
+    --columns cifar10/shard2 --methods fedavg,fedntd --seeds 3
+    """
+    if name.partition("/")[2] and _only_drawn(name):
+        _explain_figure(name)
+        return
+    chosen = table(name)
+    paper = load_paper(chosen.paper)
+    cells = chosen.choose(_split(columns), _split(methods))
+    variant = paper.variant(switch) if switch is not None else None
+    if variant is not None:
+        cells = [c for c in cells if variant.applies(c.config())]
+        if not cells:
+            raise UserError(f"the switch {variant.name} changes nothing in these cells of {name}.")
+    seeds = seeds if seeds is not None else paper.trials or 3
+    if from_:
+        for folder in from_:
+            path, found, cell = adopt(chosen, folder, results, tuple(paper.variants.values()))
+            _say(f"{cell.key}, seed {found.seed}: {found.done} of {found.config.rounds} rounds in {path}")
+            _say(f"to go on with it here, move it to {run_folder(found.config, out_)}")
+        seeds = 0
+    changes: dict[str, Any] = {
+        "backend": backend,
+        "device": device,
+        "precision": precision,
+        "checkpoint_every": checkpoint_every,
+    }
+    changes |= {k: v for k, v in (("workers", workers), ("rounds", rounds)) if v is not None}
+    plans = plan(chosen, cells, range(seeds), Results.load(results), out_, variant, **changes)
+    if seeds and not plans:
+        _say("nothing is missing: all of it has been run.")
+    left_out: list[str] = []
+    try:
+        if plans:
+            left_out = carry_out(plans, results, _say, lambda n: progress.shown(out, n), data_root)
+    finally:
+        out.print(comparison(chosen, cells, Results.load(results), variant))
+    for reason in left_out:
+        _say(f"left out: {reason}")
+    if left_out and len(left_out) == len({str(p.config.dataset) for p in plans}):
+        raise UserError("no data set that this needs could be had.")
+    if chosen.figure is not None and seeds:
+        _draw(chosen, cells, out_, variant)
+
+
+def comparison(chosen: Table, cells: list[Cell], results: Results, variant: Variant | None = None) -> Shown:
+    """Published beside measured, cell by cell."""
+    paper = load_paper(chosen.paper)
+    shown = Shown(
+        title=f"{chosen.paper}/{chosen.name}: {chosen.title}" + (f" ({variant.name})" if variant else "")
+    )
+    for heading in ("column", "method", "what", "published", "measured", "n", "rounds", "difference"):
+        shown.add_column(heading, justify="left" if heading in ("column", "method", "what") else "right")
+    shown.add_column("within the published spread")
+    shown.add_column("verdict")
+    for cell in cells:
+        for quantity in chosen.quantities:
+            v = judge(paper, chosen, cell, quantity, results, variant)
+            shown.add_row(
+                cell.column,
+                cell.method,
+                QUANTITIES[quantity].label,
+                published_text(cell, quantity),
+                measured_text(v, quantity),
+                str(v.measured.summary.n) if v.measured else "",
+                f"{v.measured.rounds} of {cell.settings['rounds']}" if v.measured else "",
+                difference_text(v, quantity),
+                {True: "yes", False: "no", None: ""}[v.within],
+                v.word,
+            )
+        g = gain(chosen, cell, results) if variant is None else None
+        if g is not None:
+            text = f"{g.measured.mean:+.2f} at round {g.rounds}"
+            shown.add_row(cell.column, cell.method, f"over {chosen.baseline}", f"{g.published:+.2f}", text)
+    return shown
+
+
+def published_text(cell: Cell, quantity: str) -> str:
+    """The paper's number with its spread."""
+    p = cell.published.get(quantity)
+    if cell.failed and quantity == "accuracy":
+        return "failed"
+    if p is None or p.value is None:
+        return "–"
+    digits = QUANTITIES[quantity].digits
+    return f"{p.value:.{digits}f}" + (f" ± {p.std:.{digits}f}" if p.std is not None else "")
+
+
+def measured_text(v: Verdict, quantity: str) -> str:
+    """Our number with its spread."""
+    if v.measured is None:
+        return "" if v.word == NOT_RUN else "failed"
+    return v.measured.summary.text(digits=QUANTITIES[quantity].digits)
+
+
+def difference_text(v: Verdict, quantity: str) -> str:
+    """Measured minus published."""
+    return "" if v.difference is None else f"{v.difference:+.{QUANTITIES[quantity].digits}f}"
+
+
+def list_papers(results: Path = FOLDER) -> Shown:
+    """Every table and figure, how much of it has been measured, and on what."""
+    from fedrecall.reports.figures import FIGURES
+
+    found = Results.load(results)
+    shown = Shown(box=None, pad_edge=False)
+    shown.add_column("name", style="bold", no_wrap=True)
+    for heading in ("cells", "begun", "finished"):
+        shown.add_column(heading, justify="right")
+    shown.add_column("on what")
+    shown.add_column("what it is")
+    for paper in PAPERS:
+        for t in load_paper(paper).tables.values():
+            runs = [list(found.of(c.config()).values()) for c in t.cells]
+            finished = sum(
+                any(r.done >= c.settings["rounds"] or r.failed for r in mine)
+                for c, mine in zip(t.cells, runs, strict=True)
+            )
+            machines = sorted({r.machine for mine in runs for r in mine})
+            shown.add_row(
+                f"{paper}/{t.name}",
+                str(len(t.cells)),
+                str(sum(map(bool, runs))),
+                str(finished),
+                Text(", ".join(machines)),
+                Text(t.title),
+            )
+        for name in FIGURES:
+            if name.startswith(f"{paper}/") and name.partition("/")[2] not in load_paper(paper).tables:
+                title = (FIGURES.cls(name).__doc__ or "").strip().splitlines()[0]
+                shown.add_row(name, "", "", "", Text("drawn from runs"), Text(title))
+    return shown
+
+
+def _only_drawn(name: str) -> bool:
+    from fedrecall.reports.figures import FIGURES
+
+    paper, _, rest = name.partition("/")
+    return name in FIGURES.entries and rest not in load_paper(paper).tables
+
+
+def _explain_figure(name: str) -> None:
+    from fedrecall.reports.figures import FIGURES
+
+    figure: Any = FIGURES.cls(name)
+    _say(f"{name}: {figure.caption}")
+    _say(f"It is drawn from runs ({figure.needs}). Make them with")
+    for command in figure.commands:
+        _say(f"  {command}")
+    _say(f"and draw it with: fedrecall figure {name} RUN ...")
+
+
+def _draw(chosen: Table, cells: list[Cell], out_: Path, variant: Variant | None) -> None:
+    from fedrecall.reports.figures import draw
+
+    folders = [run_folder(c.config(0, variant), out_) for c in cells]
+    drawn = draw(str(chosen.figure), [f for f in folders if (f / "config.json").exists()], out_ / "figures")
+    for path in drawn.files:
+        _say(f"figure: {path}")
+
+
+def _split(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _say(text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)

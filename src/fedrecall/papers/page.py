@@ -1,0 +1,270 @@
+"""docs/reproduction.md, written from the results: `python -m fedrecall.papers.page`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedrecall import files
+from fedrecall.papers.paper import PAPERS, Cell, Paper, Table, Variant, load_paper
+from fedrecall.papers.quantities import QUANTITIES
+from fedrecall.papers.reproduction import notes
+from fedrecall.papers.results import FOLDER, Outcome, Results, identity
+from fedrecall.papers.verdicts import (
+    NOT_REPRODUCED,
+    NOT_RUN,
+    PARTIAL,
+    REPRODUCED,
+    SPREADS,
+    UNKNOWN_STD,
+    Verdict,
+    gain,
+    judge,
+    measure,
+)
+
+PAGE = Path("docs/reproduction.md")
+
+HEAD = f"""# The papers, reproduced
+
+Every table of the four papers, cell by cell: what was published beside what this package measured.
+Written by `make docs` from the small files under `{FOLDER}/` (config, seed, curve, machine, code version of
+each run) and the papers' own numbers in `src/fedrecall/papers/`; a test compares it with what they say.
+
+    fedrecall reproduce fedntd/table1 --columns cifar10/shard2 --methods fedavg,fedntd --seeds 3
+    fedrecall list papers
+
+Accuracies are those of the last round on the whole test split, in percent, with the standard deviation
+over seeds where there are several; F is forgetting. A cell is **reproduced** when all of the paper's rounds
+were played and the mean lies within {SPREADS:g} standard deviations, the larger of the published one and
+ours; where the paper gives none, the median of those it gives elsewhere, or {UNKNOWN_STD:g} point if it gives
+none at all.
+Forgetting may be off by 0.02, which is what its two published digits and one class in ten account for.
+**Unfinished** rows were stopped early, and say after which round; the learning rate still falls and the
+model still learns until the last one, so they decide nothing. Gains are paired: the same seeds, partition
+and clients for both methods.
+"""
+
+ARBITER = """## The authors' own code as arbiter
+
+Where a level disagrees with a published one, the code that FedNTD's authors released (Lee-Gihun/FedNTD, for
+FedNTD and its baselines) can be run on the same data at its shipped configuration. Nothing of it is part of
+this package. `benchmarks/arbiter.py` fetches it into a folder of its own, stands in for what it imports and
+this project does without (torchvision's readers and transforms, wandb's log), converts the data, runs
+it, and prints its accuracy round by round beside ours:
+
+    python benchmarks/arbiter.py --work /tmp/arbiter --algorithm fedntd --rounds 10
+"""
+
+
+def render(folder: Path = FOLDER) -> str:
+    """The page."""
+    results, why = Results.load(folder), notes(folder)
+    parts = [HEAD, _overview(results), _machines(results)]
+    for name in PAPERS:
+        paper = load_paper(name)
+        parts.append(f"## {paper.name}: {paper.title}\n\n{paper.authors}, {paper.venue}.\n")
+        parts.append("Known gaps of the paper, and what was decided:\n")
+        parts.append("\n".join(f"- {_line(gap)}" for gap in paper.gaps) + "\n")
+        parts.append("Switches (`--switch NAME`), for what it leaves open:\n")
+        parts.append("\n".join(f"- `{v.name}`: {v.about}" for v in paper.variants.values()) + "\n")
+        parts += [_table(paper, t, results, why) for t in paper.tables.values()]
+    parts.append(ARBITER)
+    return "\n".join(parts)
+
+
+def _overview(results: Results) -> str:
+    rows = []
+    for name in PAPERS:
+        paper = load_paper(name)
+        for t in paper.tables.values():
+            words = [judge(paper, t, c, t.quantities[0], results).word for c in t.cells]
+            counts = [words.count(w) for w in (REPRODUCED, NOT_REPRODUCED, PARTIAL, NOT_RUN)]
+            rows.append([f"{name}/{t.name}", t.title, len(words), *counts])
+    head = ["table", "what it is", "cells", "reproduced", "not reproduced", "unfinished", "not run"]
+    return "## Where it stands\n\nBy each table's first quantity.\n\n" + _grid(head, rows)
+
+
+def _machines(results: Results) -> str:
+    found: dict[tuple[str, str, str], list[Outcome]] = {}
+    for r in results:
+        versions = r.made.get("versions", {})
+        key = r.machine, f"torch {versions.get('torch', '?')}", r.config.precision
+        found.setdefault(key, []).append(r)
+    if not found:
+        return "Nothing has been run yet.\n"
+    lines = []
+    for (machine, torch, precision), runs in sorted(found.items()):
+        dates = sorted(str(r.made.get("started", ""))[:10] for r in runs)
+        revisions = sorted({str(r.made.get("git") or "unknown")[:10] for r in runs})
+        when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+        rounds = sum(r.done for r in runs)
+        lines.append(
+            f"- {machine}, {torch}, {precision}: {len(runs)} runs, {rounds:,} rounds, {when}, "
+            f"revisions {', '.join(revisions)}"
+        )
+    return "Measured on:\n\n" + "\n".join(lines) + "\n"
+
+
+def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) -> str:
+    parts = [f"### {paper.name}/{table.name}: {table.title}\n"]
+    if table.figure is not None:
+        parts.append(f"A figure: `fedrecall reproduce {table.figure}` runs what it needs and draws it.\n")
+    if table.rows:
+        width = max(map(len, table.rows.values()))
+        rows = [[name, *map(str, values)] for name, values in table.rows.items()]
+        parts.append("As published, class by class:\n")
+        parts.append(_grid(["", *map(str, range(width))], rows))
+    prefix = f"{paper.name}/{table.name}"
+    if prefix in why:
+        parts.append(f"{_line(why[prefix])}\n")
+    head = ["column", "method", "published", "measured", "seeds", "rounds", "difference", "verdict"]
+    rows, remarks = [], []
+    for cell in table.cells:
+        rows.append(_row(paper, table, cell, results))
+        if cell.key in why:
+            remarks.append(f"- {cell.column}, {cell.method}: {_line(why[cell.key])}")
+        remarks += _others(paper, table, cell, results)
+    for column in table.columns:
+        if f"{prefix} {column}" in why:
+            remarks.append(f"- {column}: {_line(why[f'{prefix} {column}'])}")
+    grid = _grid(head, rows)
+    if all(row[-1] == NOT_RUN for row in rows):
+        grid = f"<details><summary>{len(rows)} cells, none run yet</summary>\n\n{grid}\n</details>\n"
+    parts.append(grid)
+    gains = [g for c in table.cells if (g := _gain(table, c, results))]
+    if gains:
+        head = ["column", "method", f"published over {table.baseline}", "measured", "seeds", "at round"]
+        parts.append("Gains in accuracy, paired:\n")
+        parts.append(_grid(head, gains))
+    if remarks:
+        parts.append("\n".join(remarks) + "\n")
+    return "\n".join(parts)
+
+
+def _row(paper: Paper, table: Table, cell: Cell, results: Results) -> list[str]:
+    verdicts = {q: judge(paper, table, cell, q, results) for q in table.quantities}
+    first = verdicts[table.quantities[0]]
+    seeds = rounds = ""
+    if first.measured is not None:
+        of = cell.settings["rounds"]
+        seeds = str(first.measured.summary.n)
+        rounds = f"{of}" if first.measured.complete else f"**{first.measured.rounds}** of {of}"
+        seeds += _precision(cell, results)
+    return [
+        cell.column,
+        cell.method,
+        "; ".join(filter(None, (_published(cell, q) for q in verdicts))) or "–",
+        "; ".join(filter(None, (_measured(v, q) for q, v in verdicts.items()))),
+        seeds,
+        rounds,
+        "; ".join(_difference(v, q) for q, v in verdicts.items() if v.difference is not None),
+        _words(verdicts),
+    ]
+
+
+def _words(verdicts: dict[str, Verdict]) -> str:
+    """One word where all quantities agree, else each one's."""
+    said = {q: v.word for q, v in verdicts.items() if v.word}
+    if len(set(said.values())) <= 1:
+        return next(iter(said.values()), "measured")
+    return "; ".join(f"{_short(q)}: {w}" if _short(q) else w for q, w in said.items())
+
+
+def _short(quantity: str) -> str:
+    return {"accuracy": "", "forgetting": "F"}.get(quantity, QUANTITIES[quantity].label)
+
+
+def _named(quantity: str, text: str) -> str:
+    name = _short(quantity)
+    return f"{name} {text}" if name else text
+
+
+def _published(cell: Cell, quantity: str) -> str:
+    if cell.failed:
+        return "failed" if quantity == "accuracy" else ""
+    p = cell.published.get(quantity)
+    if p is None or p.value is None:
+        return ""
+    digits = QUANTITIES[quantity].digits
+    return _named(quantity, f"{p.value:.{digits}f}" + (f" ± {p.std:.{digits}f}" if p.std is not None else ""))
+
+
+def _measured(v: Verdict, quantity: str) -> str:
+    if v.measured is None:
+        return "failed" if v.word in (REPRODUCED, NOT_REPRODUCED) else ""
+    return _named(quantity, v.measured.summary.text(digits=QUANTITIES[quantity].digits))
+
+
+def _difference(v: Verdict, quantity: str) -> str:
+    text = _named(quantity, f"{v.difference:+.{QUANTITIES[quantity].digits}f}")
+    return f"{text} (within its spread)" if v.within else text
+
+
+def _precision(cell: Cell, results: Results) -> str:
+    other = {r.config.precision for r in results.of(cell.config()).values()} - {"float32"}
+    return f" ({', '.join(sorted(other))})" if other else ""
+
+
+def _gain(table: Table, cell: Cell, results: Results) -> list[str] | None:
+    g = gain(table, cell, results)
+    if g is None:
+        return None
+    measured = g.measured
+    spread = "" if measured.std is None else f" ± {measured.std:.2f}"
+    of = cell.settings["rounds"]
+    at = f"{of}" if g.rounds >= of else f"**{g.rounds}** of {of}"
+    return [
+        cell.column,
+        cell.method,
+        f"{g.published:+.2f}",
+        f"{measured.mean:+.2f}{spread}",
+        str(measured.n),
+        at,
+    ]
+
+
+def _others(paper: Paper, table: Table, cell: Cell, results: Results) -> list[str]:
+    """What the switches that were tried came to."""
+    found = []
+    plain = cell.config()
+    for variant in paper.variants.values():
+        if not variant.applies(plain) or identity(cell.config(variant=variant)) == identity(plain):
+            continue
+        said = [text for q in table.quantities if (text := _tried(table, cell, q, results, variant))]
+        if said:
+            found.append(
+                f"- {cell.column}, {cell.method} with `{variant.name}` ({variant.about}): {'; '.join(said)}"
+            )
+    return found
+
+
+def _tried(table: Table, cell: Cell, quantity: str, results: Results, variant: Variant) -> str:
+    m = measure(table, cell, quantity, results, variant)
+    if m is None:
+        return ""
+    text = _named(quantity, m.summary.text(digits=QUANTITIES[quantity].digits))
+    end = "" if m.complete else f" after {m.rounds} rounds"
+    return f"{text}{end} ({m.summary.n} seed{'s' if m.summary.n > 1 else ''})"
+
+
+def _grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return (
+        "\n".join("| " + " | ".join(str(c).replace("|", "\\|") for c in line) + " |" for line in lines) + "\n"
+    )
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def main() -> None:
+    """Write the page, seen from the repository."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    files.write(PAGE, render(folder).encode())
+
+
+if __name__ == "__main__":
+    main()

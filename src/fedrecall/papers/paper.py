@@ -1,0 +1,242 @@
+"""A paper's tables as cells, each with its config and the published numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import resources
+from statistics import median
+from typing import Any
+
+import yaml
+
+from fedrecall import config as configs
+from fedrecall.config import Config
+from fedrecall.errors import UserError, nearest
+from fedrecall.papers.quantities import QUANTITIES
+
+PAPERS = ("fedntd", "fedcad", "fedssd", "sfedkd")
+
+Settings = dict[str, Any]
+"""Config values; a dotted key sets one value inside another (``training.lr``, ``algorithm.beta``)."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """One number of a paper."""
+
+    value: float | None
+    """In the table's unit; None: not reported."""
+    std: float | None = None
+    """Standard deviation over the paper's trials, where it is given."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Another reading of what a paper leaves open."""
+
+    name: str
+    about: str
+    settings: Settings
+    algorithm: str | None = None
+    """The only algorithm it means anything to."""
+    partition: str | None = None
+    """The only partition it means anything to."""
+
+    def applies(self, config: Config) -> bool:
+        """Whether it changes anything for this config."""
+        return self.algorithm in (None, config.algorithm["name"]) and self.partition in (
+            None,
+            config.partition["name"],
+        )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method in one column of one table."""
+
+    paper: str
+    table: str
+    column: str
+    method: str
+    settings: Settings
+    """Everything that the config needs but the seed."""
+    published: Mapping[str, Published]
+    """By quantity."""
+    failed: bool = False
+    """Whether the paper says that the run failed."""
+    target: float | None = None
+    """Accuracy to be reached, in percent, where the table is about reaching one."""
+
+    @property
+    def key(self) -> str:
+        """Its name in notes and messages."""
+        return f"{self.paper}/{self.table} {self.column} {self.method}"
+
+    def config(self, seed: int = 0, variant: Variant | None = None, **changes: Any) -> Config:
+        """The paper's setup with this seed; ``changes`` are plain config values."""
+        settings = self.settings | (variant.settings if variant else {})
+        return _config({**settings, **changes, "seed": seed})
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a paper, or a figure that is drawn from runs of its own."""
+
+    paper: str
+    name: str
+    title: str
+    also: tuple[str, ...]
+    """Other names in the paper for the same runs."""
+    columns: tuple[str, ...]
+    methods: tuple[str, ...]
+    quantities: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    baseline: str | None
+    """The method that others are compared with."""
+    rounds: int
+    """Rounds of the paper, the most of any column."""
+    figure: str | None
+    """What draws it, if it is a figure."""
+    rows: Mapping[str, Sequence[float]]
+    """Published numbers that no run can be compared with cell by cell."""
+
+    def choose(self, columns: Iterable[str] | None, methods: Iterable[str] | None) -> list[Cell]:
+        """The cells of these columns and methods; a UserError names the nearest one that there is."""
+        wanted = {}
+        for what, chosen, known in (
+            ("column", columns, self.columns),
+            ("method", methods, self.methods),
+        ):
+            wanted[what] = list(chosen) if chosen is not None else list(known)
+            if not wanted[what]:
+                raise UserError(f"name at least one {what}: {', '.join(known)}.")
+            for name in wanted[what]:
+                if name not in known:
+                    raise UserError(
+                        f"{self.paper}/{self.name} has no {what} {name!r}; {nearest(name, known)}"
+                    )
+        return [c for c in self.cells if c.column in wanted["column"] and c.method in wanted["method"]]
+
+    def cell(self, column: str, method: str) -> Cell:
+        """One cell."""
+        return self.choose([column], [method])[0]
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What a paper says, and where it leaves something open."""
+
+    name: str
+    title: str
+    authors: str
+    venue: str
+    trials: int | None
+    """How many seeds its numbers are means of, if it says so."""
+    gaps: tuple[str, ...]
+    variants: Mapping[str, Variant]
+    tables: Mapping[str, Table]
+
+    @cached_property
+    def usual_std(self) -> float | None:
+        """The median of its published standard deviations of accuracy, where it gives none."""
+        given = [
+            p.std
+            for t in self.tables.values()
+            for c in t.cells
+            for q, p in c.published.items()
+            if q == "accuracy" and p.std is not None
+        ]
+        return median(given) if given else None
+
+    def variant(self, name: str) -> Variant:
+        """A variant by its name."""
+        if name not in self.variants:
+            raise UserError(f"{self.name} has no switch {name!r}; {nearest(name, self.variants)}")
+        return self.variants[name]
+
+
+@cache
+def load_paper(name: str) -> Paper:
+    """A paper by its name."""
+    if name not in PAPERS:
+        raise UserError(f"there is no paper {name!r}; {nearest(name, PAPERS)}")
+    text = (resources.files("fedrecall.papers") / f"{name}.yaml").read_text(encoding="utf-8")
+    held = yaml.safe_load(text)
+    return Paper(
+        name=name,
+        title=held["title"],
+        authors=held["authors"],
+        venue=held["venue"],
+        trials=held["trials"],
+        gaps=tuple(held["gaps"]),
+        variants={n: Variant(n, **v) for n, v in held["variants"].items()},
+        tables={n: _table(name, n, t, held) for n, t in held["tables"].items()},
+    )
+
+
+def table(name: str) -> Table:
+    """A table by ``paper/table``."""
+    paper, slash, rest = name.partition("/")
+    found = load_paper(paper)
+    if not slash or not rest:
+        raise UserError(f"name one of the tables of {paper}: " + ", ".join(found.tables) + ".")
+    for candidate in found.tables.values():
+        if rest == candidate.name or rest in candidate.also:
+            return candidate
+    raise UserError(f"{paper} has no table {rest!r}; {nearest(rest, found.tables)}")
+
+
+def _table(paper: str, name: str, given: Mapping[str, Any], held: Mapping[str, Any]) -> Table:
+    columns, published = given["columns"], given.get("published", {})
+    methods = given["methods"]
+    if not isinstance(methods, dict):
+        methods = {m: held["methods"][m] for m in methods}
+    quantities = tuple(given.get("quantities", published))
+    assert all(q in QUANTITIES for q in quantities), f"{paper}/{name} has an unknown quantity"
+    cells = []
+    for column, own in columns.items():
+        for method, recipe in methods.items():
+            numbers = {}
+            for quantity, rows in published.items():
+                place = list(columns).index(column)
+                spread = given.get("std", {}).get(quantity, {}).get(method)
+                numbers[quantity] = Published(rows[method][place], spread[place] if spread else None)
+            settings = _settings(held, given.get("settings", {}), own, recipe)
+            target = settings.pop("target", None)
+            failed = column in given.get("failed", {}).get(method, ())
+            cells.append(Cell(paper, name, column, method, settings, numbers, failed, target))
+    return Table(
+        paper=paper,
+        name=name,
+        title=given["title"],
+        also=tuple(given.get("also", ())),
+        columns=tuple(columns),
+        methods=tuple(methods),
+        quantities=quantities,
+        cells=tuple(cells),
+        baseline=given.get("baseline"),
+        rounds=max(c.settings["rounds"] for c in cells),
+        figure=given.get("figure"),
+        rows=given.get("rows", {}),
+    )
+
+
+def _settings(
+    held: Mapping[str, Any], table: Settings, column: Settings, method: Mapping[str, Any]
+) -> Settings:
+    """From the most general to the most special, each overriding what came before."""
+    own = {k: v for k, v in method.items() if k != "by_dataset"}
+    found: Settings = {**held["common"], **table, **column}
+    name = found["dataset"]
+    for layer in (held.get("datasets", {}).get(name, {}), table, column, own):
+        found.update(layer)
+    found.update(method.get("by_dataset", {}).get(name, {}))
+    return found
+
+
+def _config(values: Settings) -> Config:
+    plain = {k: v for k, v in values.items() if "." not in k}
+    dotted = {k: v for k, v in values.items() if "." in k}
+    return configs.make(configs.override(plain, dotted))

@@ -1,0 +1,239 @@
+"""Running what a table needs: what is missing, in a sensible order, each run resumable on its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrecall import config as configs
+from fedrecall.config import MAY_CHANGE, Config
+from fedrecall.data import datasets
+from fedrecall.data.datasets import Dataset
+from fedrecall.errors import Diverged, UserError
+from fedrecall.experiment import Experiment, Sink, device_of, environment
+from fedrecall.papers.paper import Cell, Table, Variant
+from fedrecall.papers.results import Keeper, Outcome, Results, identity, of_run, run_folder, save
+
+Say = Callable[[str], None]
+
+NEEDS = {
+    "fc1_local": "alignment",
+    "fc1_next_global": "alignment",
+    "fc2_local": "alignment",
+    "fc2_next_global": "alignment",
+    "local_accuracy": "locals",
+}
+"""What must have been measured for a quantity."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run to make."""
+
+    cells: tuple[Cell, ...]
+    """Those that it serves."""
+    config: Config
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        """What it is of, for messages."""
+        return f"{self.cells[0].key}, seed {self.config.seed}"
+
+
+def plan(
+    table: Table,
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    results: Results,
+    out: Path,
+    variant: Variant | None = None,
+    **changes: Any,
+) -> list[Plan]:
+    """The runs that are missing: one seed of every cell first, then the next one.
+
+    ``changes`` are config values that say how to compute, and ``rounds``.
+    """
+    needed = {NEEDS[q] for q in table.quantities if q in NEEDS}
+    wanted: dict[tuple[str, int], tuple[Config, list[Cell]]] = {}
+    for seed in seeds:
+        for cell in cells:
+            config = cell.config(seed, variant, **changes)
+            wanted.setdefault((identity(config), seed), (config, []))[1].append(cell)
+    plans = []
+    for config, served in wanted.values():
+        folder = run_folder(config, out)
+        found = results.of(config).get(config.seed)
+        if found is not None and (found.failed is not None or found.done >= config.rounds):
+            if found.failed is not None or needed <= found.measures.keys():
+                continue
+            # Finished, but nobody looked: a finished run cannot be resumed, so it is made anew.
+            folder = folder.with_name(f"{folder.name}-measured")
+        plans.append(Plan(tuple(served), config, folder))
+    return plans
+
+
+def stacks(plans: Sequence[Plan]) -> list[list[Plan]]:
+    """The plans as they are run: all seeds of a cell as one stack where a GPU takes them, else one by one."""
+
+    def stackable(config: Config) -> bool:
+        backend = config.backend.partition(":")[0]
+        return backend == "vectorised" or (backend == "auto" and device_of(config).type != "cpu")
+
+    found: dict[str, list[Plan]] = {}
+    for p in plans:
+        key = identity(p.config) if stackable(p.config) else str(p.folder)
+        found.setdefault(key, []).append(p)
+    return list(found.values())
+
+
+class Pace:
+    """A sink that says how far all runs together are, and about how long the rest will take."""
+
+    EVERY = 60.0
+
+    def __init__(self, say: Say, total: int, clock: Callable[[], float] = time.monotonic):
+        """``total``: rounds that all runs have left."""
+        self._say, self._total, self._clock = say, total, clock
+        self._played, self._since, self._told = 0, clock(), clock()
+
+    def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
+        """A run starts."""
+        self._total -= len(history)  # resumed: these need not be played
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """A round was played."""
+        self._played += 1
+        if self._clock() - self._told >= self.EVERY:
+            self._told = self._clock()
+            self._say(self.text())
+
+    def end(self) -> None:
+        """A run is over."""
+
+    def text(self) -> str:
+        """How far, and how long still."""
+        left = max(self._total - self._played, 0)
+        if not self._played:
+            return f"{left:,} rounds to play"
+        seconds = (self._clock() - self._since) / self._played * left
+        return f"{self._played:,} of {self._total:,} rounds played, about {duration(seconds)} left"
+
+
+def duration(seconds: float) -> str:
+    """Roughly how long, in words: 40 s, 12 min, 3 h 05 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def carry_out(
+    plans: Sequence[Plan],
+    results: Path,
+    say: Say,
+    progress: Callable[[int], Sink],
+    data_root: Path | None = None,
+) -> list[str]:
+    """Make the runs; returns why some could not be made. What is done is saved at every moment."""
+    left_out: list[str] = []
+    pace = Pace(say, sum(p.config.rounds for p in plans))
+    shown = progress(len(plans))
+    loaded: dict[str, Dataset | None] = {}
+    for stack in stacks(plans):
+        dataset = _load(stack[0], loaded, left_out, data_root)
+        if dataset is None:
+            continue
+        say(", ".join(p.label for p in stack) + f": {stack[0].folder.parent.name}; {pace.text()}")
+        _run(stack, dataset, results, pace, shown, say)
+    return left_out
+
+
+def _load(
+    made: Plan, loaded: dict[str, Dataset | None], left_out: list[str], root: Path | None
+) -> Dataset | None:
+    key = json.dumps(made.config.dataset, sort_keys=True)
+    if key not in loaded:
+        loaded.clear()  # one at a time in memory
+        try:
+            loaded[key] = datasets.load(made.config.dataset, root=root)
+        except UserError as error:
+            loaded[key] = None
+            left_out.append(str(error))
+    return loaded[key]
+
+
+def _run(stack: Sequence[Plan], dataset: Dataset, results: Path, pace: Pace, shown: Sink, say: Say) -> None:
+    experiments, keepers = [], []
+    for number, p in enumerate(stack):
+        keeper = Keeper(p.config, results, environment())
+        sinks: list[Sink] = [keeper, pace] if number else [keeper, pace, shown]
+        p.folder.mkdir(parents=True, exist_ok=True)
+        experiments.append(Experiment(p.config, p.folder, resume=True, dataset=dataset, sinks=sinks))
+        keepers.append(keeper)
+    try:
+        if len(experiments) == 1:
+            experiments[0].run()
+        else:
+            from fedrecall.together import run_together
+
+            run_together(experiments)
+    except Diverged as error:
+        if len(stack) > 1:  # who it was is told apart by making them one by one
+            for p in stack:
+                _run([p], dataset, results, pace, shown, say)
+            return
+        keepers[0].failed(str(error))
+        say(f"{stack[0].label} failed: {error}")
+
+
+def adopt(
+    table: Table, folder: Path, results: Path, variants: Sequence[Variant] = ()
+) -> tuple[Path, Outcome, Cell]:
+    """Take a run folder that somebody made as the result of one of the table's cells.
+
+    Its config must be the cell's in everything that matters. Returns the result's file, the result and
+    the cell.
+    """
+    found = of_run(folder)
+    closest: tuple[int, str] | None = None
+    for cell in table.cells:
+        for variant in (None, *(v for v in variants if v.applies(cell.config()))):
+            config = cell.config(found.seed, variant)
+            if identity(config) == identity(found.config):
+                return save(found, results), found, cell
+            differing = differences(config, found.config)
+            if closest is None or len(differing) < closest[0]:
+                closest = len(differing), f"{cell.key} has {'; '.join(differing)}"
+    assert closest is not None
+    raise UserError(f"{folder} is not a run of {table.paper}/{table.name}: the nearest cell, {closest[1]}.")
+
+
+def differences(wanted: Config, given: Config) -> list[str]:
+    """In words, where a config is not what is wanted; how and how far it was computed is left out."""
+    a, b = configs.as_dict(wanted), configs.as_dict(given)
+    found = []
+    for key, value in a.items():
+        if key in (*MAY_CHANGE, "seed", "on_failure", "precision") or b.get(key) == value:
+            continue
+        if isinstance(value, dict) and isinstance(b.get(key), dict):
+            inner = {k for k in value.keys() | b[key].keys() if value.get(k) != b[key].get(k)}
+            found += [f"{key}.{k} = {value.get(k)!r}, not {b[key].get(k)!r}" for k in sorted(inner)]
+        else:
+            found.append(f"{key} = {value!r}, not {b.get(key)!r}")
+    return found
+
+
+def notes(results: Path) -> dict[str, str]:
+    """Why something did not reproduce, by cell, column or table: notes.yaml beside the results."""
+    path = results / "notes.yaml"
+    if not path.exists():
+        return {}
+    held = configs.load(path)
+    if not all(isinstance(v, str) for v in held.values()):
+        raise UserError(f"{path}: every note must be text.")
+    return held

@@ -1,0 +1,284 @@
+"""What was measured: one small JSON file a run, which a table's cells find by their config.
+
+A file holds the config, the accuracy and the forgetting of every round, the class accuracies of the
+last one, and what made them. It is replaced as a run goes, whole each time, so that an interrupted run
+leaves what it has; ``rounds`` says how many of the planned ones that is.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedrecall import config as configs
+from fedrecall import files
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.config import Config
+from fedrecall.data.partitions import PARTITIONS
+from fedrecall.errors import UserError
+from fedrecall.reports.runs import ELSEWHERE, Run, spec_text
+
+FOLDER = Path("benchmarks/results/reproduction")
+"""Where results are kept, seen from the repository."""
+FORMAT = "fedrecall reproduction 1"
+PAUSE = 5.0
+"""Least seconds from one replacement of a file to the next."""
+APART = (*ELSEWHERE, "seed", "rounds", "precision")
+"""What does not make it another experiment: the seed, how far, and how it was computed."""
+KEPT_OF_START = ("versions", "python", "platform", "cpu", "gpu", "threads", "git", "started")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run, finished or not."""
+
+    config: Config
+    accuracy: list[float]
+    """Of the global model on the test split, every round; shares of one."""
+    forgetting: list[float]
+    class_accuracy: list[float]
+    """After the last round."""
+    client_seconds: list[float]
+    """Seconds that the round's clients trained, every round."""
+    bytes_down: int
+    bytes_up: int
+    """Of the last round."""
+    failures: int
+    """Visits that were left out because of NaN."""
+    measures: Mapping[str, Any] = field(default_factory=dict)
+    """What else was measured after the last round."""
+    made: Mapping[str, Any] = field(default_factory=dict)
+    """Versions, machine, revision and time of the last start."""
+    failed: str | None = None
+    """Why the run cannot go on, if it cannot."""
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.config.seed
+
+    @property
+    def done(self) -> int:
+        """Rounds played."""
+        return len(self.accuracy)
+
+    @property
+    def machine(self) -> str:
+        """What it was computed on."""
+        return str(self.made.get("gpu") or self.made.get("cpu") or "an unknown machine")
+
+    @property
+    def identity(self) -> str:
+        """What experiment it is a run of."""
+        return identity(self.config)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the file holds it."""
+        return {
+            "format": FORMAT,
+            "rounds": {"done": self.done, "planned": self.config.rounds},
+            "failed": self.failed,
+            "seed": self.seed,
+            "config": configs.as_dict(self.config),
+            "made": dict(self.made),
+            "failures": self.failures,
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+            "class_accuracy": [round(a, 4) for a in self.class_accuracy],
+            "accuracy": [round(a, 4) for a in self.accuracy],
+            "forgetting": [round(f, 4) for f in self.forgetting],
+            "client_seconds": [round(s, 1) for s in self.client_seconds],
+            "measures": dict(self.measures),
+        }
+
+
+def identity(config: Config) -> str:
+    """A digest of what a config computes: what differs from the defaults, the seed left out.
+
+    Settings that say how it is computed do not enter, nor does a setting at its default, so that a
+    new one does not make old results strangers.
+    """
+    mine, usual = configs.as_dict(config), configs.as_dict(Config())
+    what = {k: v for k, v in mine.items() if k not in APART and v != usual.get(k)}
+    return files.checksum(json.dumps(what, sort_keys=True).encode())[:10]
+
+
+def name(config: Config) -> str:
+    """A readable name of an experiment, the same for all seeds: what it is of, then its identity."""
+    words = [
+        str(config.dataset["name"]),
+        spec_text(PARTITIONS, config.partition),
+        spec_text(ALGORITHMS, config.algorithm),
+    ]
+    tidy = "-".join("".join(c if c.isalnum() or c in ".+=" else "_" for c in word) for word in words)
+    return f"{tidy[:80]}-{identity(config)}"
+
+
+def stem(config: Config) -> str:
+    """The name of a run's file or folder within its experiment's."""
+    precision = "" if config.precision == "float32" else f"-{config.precision}"
+    return f"seed{config.seed}{precision}"
+
+
+def path_of(config: Config, folder: Path = FOLDER) -> Path:
+    """Where a run's result is kept."""
+    return folder / name(config) / f"{stem(config)}.json"
+
+
+def run_folder(config: Config, out: Path) -> Path:
+    """Where a run itself is kept."""
+    return out / name(config) / stem(config)
+
+
+def outcome(
+    config: Config,
+    history: Sequence[Mapping[str, Any]],
+    made: Mapping[str, Any],
+    failed: str | None = None,
+) -> Outcome:
+    """What there is to keep of a run's rounds."""
+    gap = next((i for i, r in enumerate(history, start=1) if r["round"] != i or "accuracy" not in r), None)
+    if gap is not None:
+        raise UserError(
+            f"round {gap} was not evaluated: forgetting needs every round, so give --evaluate-every 1."
+        )
+    last: Mapping[str, Any] = history[-1] if history else {}
+    return Outcome(
+        config=config,
+        accuracy=[float(r["accuracy"]) for r in history],
+        forgetting=[float(r["forgetting"]) for r in history],
+        class_accuracy=[float(a) for a in last.get("class_accuracy", [])],
+        client_seconds=[float(sum(r["seconds"]["clients"])) for r in history],
+        bytes_down=int(last.get("bytes_down", 0)),
+        bytes_up=int(last.get("bytes_up", 0)),
+        failures=sum(len(r["failures"]) for r in history),
+        measures=rounded(last.get("measures", {})),
+        made={k: made[k] for k in KEPT_OF_START if k in made},
+        failed=failed,
+    )
+
+
+def rounded(value: Any) -> Any:
+    """Fractions to four digits, however deep."""
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, Mapping):
+        return {k: rounded(v) for k, v in value.items()}
+    return [rounded(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def save(result: Outcome, folder: Path) -> Path:
+    """Write a result, unless one of the same run that went further is there; returns where it is."""
+    path = path_of(result.config, folder)
+    if path.exists() and read(path).done > result.done:
+        return path
+    lines = [f'"{key}": {json.dumps(value)}' for key, value in result.as_dict().items()]
+    files.write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+    return path
+
+
+def read(path: Path) -> Outcome:
+    """A result, checked."""
+    held = files.read_json(path)
+    if not isinstance(held, dict) or held.get("format") != FORMAT:
+        raise UserError(f"{path} is not a result: its format is not {FORMAT!r}.")
+    try:
+        found = Outcome(
+            config=configs.make(held["config"]),
+            accuracy=[float(a) for a in held["accuracy"]],
+            forgetting=[float(f) for f in held["forgetting"]],
+            class_accuracy=[float(a) for a in held["class_accuracy"]],
+            client_seconds=[float(s) for s in held["client_seconds"]],
+            bytes_down=int(held["bytes_down"]),
+            bytes_up=int(held["bytes_up"]),
+            failures=int(held["failures"]),
+            measures=dict(held["measures"]),
+            made=dict(held["made"]),
+            failed=held["failed"],
+        )
+        sound = found.done == held["rounds"]["done"] == len(found.forgetting) == len(found.client_seconds)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is not a whole result: {error!r}.") from error
+    if not sound:
+        raise UserError(f"{path} is damaged: its curves and its number of rounds do not agree.")
+    return found
+
+
+class Results:
+    """All results in a folder, by experiment and seed."""
+
+    def __init__(self, outcomes: Iterable[Outcome] = ()):
+        self._by_identity: dict[str, dict[int, Outcome]] = {}
+        for found in outcomes:
+            self.add(found)
+
+    @classmethod
+    def load(cls, folder: Path) -> Results:
+        """Those in a folder; there need not be one."""
+        return cls(read(path) for path in sorted(folder.glob("*/seed*.json")))
+
+    def add(self, found: Outcome) -> None:
+        """Keep it, unless the same seed went further or was computed more precisely."""
+        seeds = self._by_identity.setdefault(found.identity, {})
+        best = seeds.get(found.seed)
+        if best is None or _rank(found) > _rank(best):
+            seeds[found.seed] = found
+
+    def of(self, config: Config) -> dict[int, Outcome]:
+        """By seed, the runs of this config."""
+        return dict(sorted(self._by_identity.get(identity(config), {}).items()))
+
+    def __iter__(self) -> Any:
+        return (o for seeds in self._by_identity.values() for o in seeds.values())
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_identity.values()))
+
+
+def _rank(found: Outcome) -> tuple[int, int]:
+    return found.done, ("bfloat16", "float32", "float64").index(found.config.precision)
+
+
+def of_run(folder: Path) -> Outcome:
+    """What a run folder holds, be it still running."""
+    run = Run(folder)
+    return outcome(configs.make(run.config), run.records, run.made[-1] if run.made else {})
+
+
+class Keeper:
+    """A sink that keeps a run's result up to date on disk."""
+
+    def __init__(self, config: Config, folder: Path, made: Mapping[str, Any]):
+        self._config, self._folder, self._made = config, folder, made
+        self._history: list[Mapping[str, Any]] = []
+        self._last, self._saved = 0.0, 0
+
+    def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
+        """The run starts."""
+        self._history = list(history)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """A round was played."""
+        self._history.append(record)
+        if time.monotonic() - self._last >= PAUSE:
+            self._save()
+
+    def end(self) -> None:
+        """The run is over, finished or not."""
+        self._save()
+
+    def failed(self, reason: str) -> None:
+        """The run cannot go on."""
+        save(outcome(self._config, self._history, self._made, reason), self._folder)
+
+    def _save(self) -> None:
+        self._last = time.monotonic()
+        if len(self._history) > self._saved:
+            save(outcome(self._config, self._history, self._made), self._folder)
+            self._saved = len(self._history)

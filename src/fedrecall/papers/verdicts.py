@@ -1,0 +1,158 @@
+"""Published beside measured: what may be said of a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fedrecall.papers.paper import Cell, Paper, Table, Variant
+from fedrecall.papers.quantities import QUANTITIES, Question
+from fedrecall.papers.results import Outcome, Results
+from fedrecall.reports.statistics import Summary, summary
+
+SPREADS = 2.0
+"""How many standard deviations a mean may be off: 19 of 20 trials are within two."""
+UNKNOWN_STD = 1.0
+"""Points of accuracy taken for a spread where a paper gives none at all."""
+NEAR_CHANCE = 2.0
+"""Points above chance up to which a run counts as failed."""
+
+NOT_RUN, PARTIAL, REPRODUCED, NOT_REPRODUCED = "not run", "unfinished", "reproduced", "not reproduced"
+
+
+class Measured(NamedTuple):
+    """What the runs of a cell say about one quantity."""
+
+    summary: Summary
+    seeds: tuple[int, ...]
+    rounds: int
+    """After which all of these runs were asked."""
+    complete: bool
+    """Whether these are all of the paper's rounds."""
+
+
+class Verdict(NamedTuple):
+    """One quantity of one cell."""
+
+    published: float | None
+    std: float | None
+    measured: Measured | None
+    word: str
+    allowed: float | None
+    """How far off still counts as reproduced."""
+
+    @property
+    def difference(self) -> float | None:
+        """Measured minus published, after all rounds or not."""
+        if self.published is None or self.measured is None:
+            return None
+        return self.measured.summary.mean - self.published
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the mean lies within the published spread; None without one, or before the end."""
+        if self.difference is None or self.std is None or not (self.measured and self.measured.complete):
+            return None
+        return abs(self.difference) <= self.std
+
+
+class Gain(NamedTuple):
+    """How much a method is ahead of its table's baseline, over the seeds that both have."""
+
+    published: float
+    measured: Summary
+    rounds: int
+
+
+def judge(
+    paper: Paper, table: Table, cell: Cell, quantity: str, results: Results, variant: Variant | None = None
+) -> Verdict:
+    """What the results say about a quantity of a cell."""
+    published = cell.published.get(quantity)
+    value = published.value if published else None
+    std = published.std if published else None
+    measured = measure(table, cell, quantity, results, variant)
+    if measured is None:
+        failed = _failure(cell, results, variant)
+        if failed is not None and quantity == "accuracy":
+            return Verdict(value, std, None, REPRODUCED if cell.failed else NOT_REPRODUCED, None)
+        return Verdict(value, std, None, NOT_RUN, None)
+    if not measured.complete:
+        return Verdict(value, std, measured, PARTIAL, None)
+    if value is None:
+        return Verdict(
+            value, std, measured, REPRODUCED if cell.failed and quantity == "accuracy" else "", None
+        )
+    if cell.failed and quantity == "accuracy":
+        off = measured.summary.mean - value
+        return Verdict(
+            value, std, measured, REPRODUCED if off <= NEAR_CHANCE else NOT_REPRODUCED, NEAR_CHANCE
+        )
+    allowed = tolerance(paper, quantity, std, measured.summary.std)
+    near = abs(measured.summary.mean - value) <= allowed
+    return Verdict(value, std, measured, REPRODUCED if near else NOT_REPRODUCED, allowed)
+
+
+def tolerance(paper: Paper, quantity: str, published: float | None, ours: float | None) -> float:
+    """Twice the larger of the two spreads; without a published one, the paper's usual one."""
+    least = QUANTITIES[quantity].tolerance
+    if quantity != "accuracy":
+        return max(least, SPREADS * max(published or 0.0, ours or 0.0))
+    spread = published if published is not None else (paper.usual_std or UNKNOWN_STD)
+    return max(least, SPREADS * max(spread, ours or 0.0))
+
+
+def measure(
+    table: Table, cell: Cell, quantity: str, results: Results, variant: Variant | None = None
+) -> Measured | None:
+    """The quantity's mean over seeds: over complete runs if there are any, else at the last common round."""
+    config = cell.config(variant=variant)
+    runs = {s: r for s, r in results.of(config).items() if r.done and r.failed is None}
+    complete = {s: r for s, r in runs.items() if r.done >= config.rounds}
+    used = complete or runs
+    if not used:
+        return None
+    at = config.rounds if complete else min(r.done for r in used.values())
+    others: Mapping[int, Outcome] = {}
+    if table.baseline is not None:
+        others = results.of(table.cell(cell.column, table.baseline).config(variant=variant))
+    kind = QUANTITIES[quantity]
+    values = {}
+    for seed, run in used.items():
+        if not kind.follows_curve and run.done != at:
+            continue
+        found = kind.of(Question(run, at, others.get(seed), cell.target))
+        if found is not None:
+            values[seed] = float(found)
+    if not values:
+        return None
+    return Measured(summary(list(values.values())), tuple(values), at, bool(complete))
+
+
+def gain(table: Table, cell: Cell, results: Results) -> Gain | None:
+    """The paired gain in accuracy on the baseline, at the last round that all these runs have."""
+    if table.baseline in (None, cell.method) or "accuracy" not in cell.published:
+        return None
+    base = table.cell(cell.column, str(table.baseline))
+    mine, theirs = cell.published["accuracy"].value, base.published["accuracy"].value
+    if mine is None or theirs is None:
+        return None
+    config = cell.config()
+    runs, others = (_alive(results.of(c)) for c in (config, base.config()))
+    seeds = sorted(runs.keys() & others.keys())
+    if not seeds:
+        return None
+    whole = [s for s in seeds if min(runs[s].done, others[s].done) >= config.rounds]
+    seeds = whole or seeds
+    at = config.rounds if whole else min(min(runs[s].done, others[s].done) for s in seeds)
+    found = [100 * (runs[s].accuracy[at - 1] - others[s].accuracy[at - 1]) for s in seeds]
+    return Gain(mine - theirs, summary(found), at)
+
+
+def _alive(runs: Mapping[int, Outcome]) -> dict[int, Outcome]:
+    return {s: r for s, r in runs.items() if r.done and r.failed is None}
+
+
+def _failure(cell: Cell, results: Results, variant: Variant | None) -> str | None:
+    runs = results.of(cell.config(variant=variant)).values()
+    return next((r.failed for r in runs if r.failed is not None), None)
