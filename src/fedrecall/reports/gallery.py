@@ -23,6 +23,7 @@ from fedrecall import experiment, files
 from fedrecall.reports.figures import FIGURES, draw
 
 COLOURS = 96  # of a committed picture, which keeps it small
+MOST_BYTES = 60_000
 
 
 class Picture(NamedTuple):
@@ -218,12 +219,20 @@ def _run(folder: Path, settings: dict[str, Any]) -> None:
 
 def _draw(picture: Picture, runs: Sequence[Path], drawn: Path, out: Path) -> str:
     made = draw(picture.figure, runs, drawn)
-    with Image.open(made.files[0]) as image:
-        few = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-    content = BytesIO()
-    few.save(content, format="PNG", optimize=True)
-    files.write(out / made.files[0].name, content.getvalue())
+    with Image.open(made.files[0]) as opened:
+        image = opened.convert("RGB")
+    content = _small(image)
+    while len(content) > MOST_BYTES:
+        image = image.resize((image.width * 4 // 5, image.height * 4 // 5), Image.Resampling.LANCZOS)
+        content = _small(image)
+    files.write(out / made.files[0].name, content)
     return made.caption
+
+
+def _small(image: Image.Image) -> bytes:
+    content = BytesIO()
+    image.quantize(COLOURS, dither=Image.Dither.NONE).save(content, format="PNG", optimize=True)
+    return content.getvalue()
 
 
 def _page(captions: Sequence[str], seconds: float | None) -> str:
