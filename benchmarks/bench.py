@@ -1,0 +1,422 @@
+"""How fast fedrecall is on this machine's CPU, beside a loop written by hand for each algorithm.
+
+    python -m benchmarks.bench                 # everything; writes benchmarks/results/bench.json
+    python -m benchmarks.bench --only floor --repeats 5
+    python -m benchmarks.bench --table         # docs/performance.md's tables from what was written
+
+W1: CIFAR-10 (random images of its shape where it is not at hand: the same speed), 100 clients shards:2
+(500 images each), 10 sampled, E = 5, B = 50, `cnn`, crop + flip + Cutout, SGD 0.01/0.9/1e-5, no
+evaluation. Who is compared takes turns round by round, so that a busy machine slows all of them alike;
+a ratio is the median over the turns of product over floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.floor import Floor, Trainer
+from fedrecall import config as configs
+from fedrecall import rounds
+from fedrecall.backends import open_backend
+from fedrecall.backends.backend import Work
+from fedrecall.backends.processes import Nursery, cores
+from fedrecall.data.datasets import load
+from fedrecall.data.store import Dataset, Split
+from fedrecall.errors import UserError
+from fedrecall.experiment import Experiment
+from fedrecall.files import read_json, write_json
+
+RESULTS = Path(__file__).parent / "results" / "bench.json"
+W1 = {
+    "partition": "shards:2",
+    "model": "cnn",
+    "clients": 100,
+    "sample": 10,
+    "augmentation": "crop+flip+cutout",
+}
+BARS = {"fedavg": 1.05, "fedntd": 1.05, "scaffold": 1.10, "sfedkd": 1.10}
+
+
+def synthetic(count: int, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> Dataset:
+    stream = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (count, *shape), generator=stream, dtype=torch.uint8)
+    y = torch.arange(count) % classes
+    split = Split(x, y)
+    test = Split(x[:classes], y[:classes])
+    moments = torch.full((shape[0],), 0.5), torch.full((shape[0],), 0.25)
+    return Dataset("synthetic", tuple(map(str, range(classes))), split, test, *moments)
+
+
+def cifar10() -> Dataset:
+    try:
+        return load("cifar10")
+    except UserError:
+        return synthetic(50_000)
+
+
+class Product:
+    """Rounds of fedrecall, one at a time."""
+
+    def __init__(self, dataset: Dataset, backend: str, **settings: Any):
+        config = configs.make({"rounds": 1000, "backend": backend, **settings})
+        self.run = run = Experiment(config, dataset=dataset)
+        self.chains = config.chains or (1 if run.algorithm.sequential else config.sampled)
+        work = Work(run.algorithm, run.model, config.training, run.federation, config.seed, self.chains)
+        self.backend = open_backend(backend, replace(work, workers=config.workers))
+        self.outside: list[float] = []
+
+    def round(self, number: int) -> float:
+        """Play one round; the mean loss."""
+        run, config = self.run, self.run.config
+        since = time.perf_counter()
+        played = rounds.play(
+            run.algorithm,
+            run.model,
+            run.server,
+            run.memories,
+            self.backend,
+            run.federation.auxiliary,
+            population=config.clients,
+            sampled=rounds.sample(config.clients, config.sampled, config.seed, number),
+            chain_count=self.chains,
+            round_number=number,
+        )
+        run.server = played.server
+        seconds = time.perf_counter() - since
+        workers = (config.workers or cores()) if self.chains > 1 else 1
+        self.outside.append(seconds - sum(v.seconds for v in played.visits) / workers)
+        self.loss = statistics.fmean(v.loss for v in played.visits)
+        return self.loss
+
+    def close(self) -> None:
+        """End the workers."""
+        self.backend.close()
+        self.run.memories.close()
+
+
+def take_turns(players: Mapping[str, Callable[[int], Any]], turns: int) -> dict[str, list[float]]:
+    """Seconds of each player's rounds 2, 3, ...; round 1 of each warms up. Who begins changes."""
+    seconds: dict[str, list[float]] = {name: [] for name in players}
+    names = list(players)
+    for turn in range(turns + 1):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            since = time.perf_counter()
+            players[name](turn + 1)
+            if turn:
+                seconds[name].append(time.perf_counter() - since)
+    return seconds
+
+
+def summary(seconds: Mapping[str, list[float]], floor: str) -> dict[str, Any]:
+    return {
+        name: {
+            "seconds": [round(s, 4) for s in own],
+            "median": statistics.median(own),
+            "ratio": statistics.median(a / b for a, b in zip(own, seconds[floor], strict=True)),
+        }
+        for name, own in seconds.items()
+    }
+
+
+@contextmanager
+def closing(*things: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for thing in things:
+            thing.close()
+
+
+def parallel(dataset: Dataset, algorithm: str, precision: str, turns: int) -> dict[str, Any]:
+    """The floor, the floor with fedrecall's kernels, and the `processes` backend."""
+    product = Product(dataset, "processes", algorithm=algorithm, precision=precision, **W1)
+    weights = list(product.run.model.initial().params.values())
+    parts, half, workers = product.run.federation.parts, precision == "bfloat16", cores()
+    floors = {
+        name: Floor(algorithm, half, kernels, dataset, parts, weights, 10, workers)
+        for name, kernels in (("floor", False), ("floor with kernels", True))
+    }
+    lr = product.run.config.training.sgd(1, 1).lr
+    losses: dict[str, float] = {}
+
+    def play(name: str) -> Callable[[int], None]:
+        def go(number: int) -> None:
+            losses[name] = floors[name].round(
+                rounds.sample(100, 10, 0, number), lr * 0.99 ** (number - 1), number
+            )
+
+        return go
+
+    with closing(product, *floors.values()):
+        seconds = take_turns({**{n: play(n) for n in floors}, "processes": product.round}, turns)
+    found = summary(seconds, "floor")
+    found["processes"]["over kernels"] = statistics.median(
+        a / b for a, b in zip(seconds["processes"], seconds["floor with kernels"], strict=True)
+    )
+    found["processes"]["outside training"] = statistics.median(product.outside[1:])
+    return found | {"loss": losses | {"processes": product.loss}, "bar": BARS[algorithm]}
+
+
+def sequential(dataset: Dataset, turns: int) -> dict[str, Any]:
+    """SFedKD with five teachers: five clients in a row, one epoch each, with all threads of one process."""
+    torch.set_num_threads(cores())
+    settings = W1 | {"sample": 5, "training": {"local_epochs": 1}}
+    product = Product(dataset, "processes", algorithm="sfedkd:teachers=5", **settings)
+    initial = list(product.run.model.initial().params.values())
+    floors = {
+        name: Trainer("sfedkd", False, kernels, dataset.mean, dataset.std)
+        for name, kernels in (("floor", False), ("floor with kernels", True))
+    }
+    parts, equal = product.run.federation.parts, torch.full((5,), 0.2)
+
+    def play(trainer: Trainer) -> Callable[[int], None]:
+        def go(number: int) -> None:
+            weights = initial
+            if number > 1:
+                trainer.teach([initial] * 5)
+            for client in rounds.sample(100, 5, 0, number):
+                part = torch.from_numpy(parts[client])
+                x, y = dataset.train.x[part], dataset.train.y[part]
+                trainer.train(x, y, weights, 0.01, client, epochs=1, shares=(equal, equal))
+                weights = [p.detach().clone() for p in trainer.master.parameters()]
+
+        return go
+
+    with closing(product):
+        seconds = take_turns({**{n: play(t) for n, t in floors.items()}, "processes": product.round}, turns)
+    found = summary(seconds, "floor")
+    found["processes"]["over kernels"] = statistics.median(
+        a / b for a, b in zip(seconds["processes"], seconds["floor with kernels"], strict=True)
+    )
+    return found | {"bar": BARS["sfedkd"]}
+
+
+def backends(dataset: Dataset, turns: int) -> dict[str, Any]:
+    """`serial` with all threads, and `processes`, on one epoch of W1."""
+    torch.set_num_threads(cores())
+    settings = W1 | {"algorithm": "fedavg", "training": {"local_epochs": 1}}
+    players = {name: Product(dataset, name, **settings) for name in ("serial", "processes")}
+    with closing(*players.values()):
+        return summary(take_turns({n: p.round for n, p in players.items()}, turns), "serial")
+
+
+START = """
+import time; since = time.perf_counter()
+import torch
+from benchmarks.bench import Product, synthetic
+product = Product(synthetic(1000), "processes", algorithm="fedavg", partition="iid", model="cnn",
+                  clients=100, sample=10, augmentation="none", training={"local_epochs": 1})
+ready = time.perf_counter()
+product.round(1)
+done = time.perf_counter()
+product.round(2)
+print(ready - since, done - ready - (time.perf_counter() - done))
+product.close()
+"""
+
+
+def start_up(times: int) -> dict[str, Any]:
+    """Seconds from the backend's opening to its first result, beyond what a later round takes."""
+    found = []
+    for _ in range(times):
+        done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, check=True)
+        found.append([float(v) for v in done.stdout.split()])
+    return {
+        "imports and set-up": statistics.median(f[0] for f in found),
+        "workers": statistics.median(f[1] for f in found),
+    }
+
+
+MEMORY = """
+import sys
+from benchmarks.bench import Product, synthetic, proportional
+from fedrecall.backends.processes import Nursery
+count = int(sys.argv[1])
+product = Product(synthetic(count), "processes", algorithm="fedavg", partition="iid", model="cnn",
+                  clients=count // 100, sample=10, augmentation="none", training={"local_epochs": 1})
+product.round(1)
+pids = [Nursery.shared()._process.pid, *(w.pid for w in product.backend._workers)]
+print(proportional("self"), *map(proportional, pids))
+product.close()
+"""
+
+
+def proportional(pid: int | str) -> int:
+    """Bytes of memory of a process, of what it shares with others its part."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def memory() -> dict[str, Any]:
+    """How many copies of the data there are: what more of it adds to all processes together."""
+    if not Path("/proc/self/smaps_rollup").exists():
+        return {}
+    small, large = 10_000, 110_000  # 0.3 GB more
+    totals = {}
+    for count in (small, large):
+        run = [sys.executable, "-c", MEMORY, str(count)]
+        done = subprocess.run(run, capture_output=True, text=True, check=True)
+        totals[count] = [int(v) for v in done.stdout.split()]
+    data = (large - small) * (3 * 32 * 32 + 8)
+    return {
+        "copies of the data": (sum(totals[large]) - sum(totals[small])) / data,
+        "bytes of a worker": totals[small][-1],
+        "bytes of the process": totals[small][0],
+    }
+
+
+def scaling(turns: int) -> dict[str, Any]:
+    """Median round in `processes` as the federation, the sample and the model grow."""
+    tiny = {"partition": "iid", "augmentation": "none", "algorithm": "fedavg"}
+    once = {"local_epochs": 1, "batch_size": 10}
+
+    def median(dataset: Dataset, **settings: Any) -> float:
+        product = Product(dataset, "processes", **tiny, **settings)
+        with closing(product):
+            return statistics.median(take_turns({"it": product.round}, turns)["it"])
+
+    rows = synthetic(200_000, (1, 8, 8))
+    small = synthetic(20_000, (1, 8, 8))
+    five = {"local_epochs": 5, "batch_size": 10}
+    return {
+        "clients": {
+            n: median(rows if n > 1000 else synthetic(20 * n, (1, 8, 8)), clients=n, sample=10, training=five)
+            for n in (100, 1000, 10_000)
+        },
+        "sampled": {m: median(small, clients=1000, sample=m, training=five) for m in (10, 30, 100)},
+        "parameters": {
+            10**e: median(small, clients=1000, sample=10, training=once, model=f"mlp:{width}+{width}")
+            for e, width in ((5, 280), (6, 960), (7, 3120))
+        },
+    }
+
+
+def machine() -> dict[str, Any]:
+    cpu = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.processor(),
+    )
+    return {"cpu": cpu, "cores": cores(), "torch": torch.__version__, "python": platform.python_version()}
+
+
+def measure(only: set[str], repeats: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "date": time.strftime("%Y-%m-%d"),
+        "load": os.getloadavg()[0],
+    }
+
+    def part(name: str, make: Callable[[], Any]) -> None:
+        if not only or name.split("/")[0] in only:
+            since = time.perf_counter()
+            found[name] = make()
+            print(f"{name}: {time.perf_counter() - since:.0f} s", file=sys.stderr, flush=True)
+
+    dataset = cifar10()
+    found["data"] = dataset.name
+    for algorithm in ("fedavg", "fedntd"):
+        for precision in ("float32", "bfloat16"):
+            part(
+                f"floor/{algorithm}/{precision}",
+                lambda a=algorithm, p=precision: parallel(dataset, a, p, repeats),
+            )
+    part("floor/scaffold/float32", lambda: parallel(dataset, "scaffold", "float32", max(1, repeats - 1)))
+    part("floor/sfedkd/float32", lambda: sequential(dataset, repeats))
+    part("backends", lambda: backends(dataset, repeats))
+    part("start", lambda: start_up(3))
+    part("memory", memory)
+    part("scaling", lambda: scaling(5))
+    return found
+
+
+def tables(found: Mapping[str, Any]) -> str:
+    """What was measured, as Markdown."""
+    m = found["machine"]
+    lines = [
+        f"{m['cores']} cores of {m['cpu']}, torch {m['torch']}, Python {m['python']}, {found['date']}, load "
+        f"{found['load']:.1f} at the start, {found['data']}.",
+        "",
+        "| W1 | floor, s | floor with our kernels, s | `processes`, s | / floor | bar | / floor with kernels "
+        "| outside training, s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in found.items():
+        if name.startswith("floor/"):
+            p = row["processes"]
+            outside = f"{p['outside training']:.3f}" if "outside training" in p else "–"
+            lines.append(
+                f"| {name[6:].replace('/', ', ')} | {row['floor']['median']:.2f} "
+                f"| {row['floor with kernels']['median']:.2f} | {p['median']:.2f} | **{p['ratio']:.3f}** "
+                f"| {row['bar']:.2f} | {p['over kernels']:.3f} | {outside} |"
+            )
+    lines.append("")
+    if "backends" in found:
+        b = found["backends"]
+        lines += [
+            f"One epoch of W1 (FedAvg, float32): `serial` with all threads {b['serial']['median']:.2f} s, "
+            f"`processes` {b['processes']['median']:.2f} s.",
+            "",
+        ]
+    if "start" in found:
+        s = found["start"]
+        lines += [
+            f"From a bare interpreter: imports and set-up {s['imports and set-up']:.1f} s, then "
+            f"{s['workers']:.1f} s until the workers have made their first visits.",
+            "",
+        ]
+    if found.get("memory"):
+        y = found["memory"]
+        lines += [
+            f"Copies of the data in all processes together: {y['copies of the data']:.2f}. A worker: "
+            f"{y['bytes of a worker'] / 2**20:.0f} MiB (of shared pages its part).",
+            "",
+        ]
+    if "scaling" in found:
+        lines += ["| grows | to | round, s |", "|---|---|---|"]
+        for what, row in found["scaling"].items():
+            lines += [f"| {what} | {int(n):,} | {s:.3f} |" for n, s in row.items()]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--only", default="", help="floor, backends, start, memory, scaling; separated by commas"
+    )
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--table", action="store_true", help="only print the tables of what was measured before"
+    )
+    asked = parser.parse_args()
+    if asked.table:
+        print(tables(read_json(asked.out)))
+        return
+    found = measure(set(filter(None, asked.only.split(","))), asked.repeats)
+    Nursery.shared().close()
+    write_json(asked.out, json.loads(json.dumps(found)))
+    print(tables(found))
+
+
+if __name__ == "__main__":
+    main()
