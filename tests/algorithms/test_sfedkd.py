@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from tests.algorithms.cases import BATCH_NORM, assert_same, experiment
 from tests.algorithms.test_all import moment, play
 
@@ -10,7 +11,7 @@ from fedrecall import trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.hooks import Cohort
 from fedrecall.algorithms.multi_teacher import Said, Up
-from fedrecall.algorithms.teachers import complementary, discrepancy
+from fedrecall.algorithms.teachers import complementary
 from fedrecall.losses import kl, not_true_kl, true_class_kl
 from fedrecall.models.model import Weights
 
@@ -201,8 +202,11 @@ def test_distances_are_from_the_teachers_client_to_the_student():
     counts = np.bincount(local.y.numpy(), minlength=4) / len(local)
     expected = np.abs(down.distributions.numpy() - counts).sum(1)
     np.testing.assert_allclose(anchor.distances.numpy(), expected, rtol=1e-12)
-    own = discrepancy(local.distribution, local.distribution, "l1", 1e-4)
-    assert float(own) == 0.0
+    # KL is of the teacher's client from the student's, not the other way round.
+    kl_algorithm = ALGORITHMS.make("sfedkd:teachers=2,epsilon=0.01")
+    found = kl_algorithm.prepare(run.model, down, memory, local).distances.numpy()
+    expected = [stats.entropy(p + 0.01, counts + 0.01) for p in down.distributions.numpy()]
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
 def test_bytes_are_those_of_the_tuples():
@@ -225,10 +229,21 @@ def test_noise_is_drawn_once_for_each_client():
     assert not torch.equal(said[0], said[1])
     for k, p in said.items():
         assert not torch.equal(p, run.federation.client(k).distribution)
-    # The noise itself differs between clients, not only what it is added to.
     other = experiment("sfedkd:share=laplace,noise=0.3,teacher_seed=1")
     moved = {v.client: v.up.distribution for v in play(other, [0, 1, 2], 1).visits}
     assert not torch.equal(moved[0], said[0])
+
+
+def test_clients_with_the_same_labels_say_different_things():
+    run = experiment("sfedkd:share=laplace,noise=0.1")
+    down, memory, local, _ = moment(run)
+    anchor = run.algorithm.prepare(run.model, down, memory, local)
+    said = [
+        run.algorithm.finish(run.model, down.weights, anchor, memory, local.numbered(k), None)[0].distribution
+        for k in (1, 2, 1)
+    ]
+    assert not torch.equal(said[0], said[1])
+    assert torch.equal(said[0], said[2])
 
 
 def test_secret_noise_cannot_be_drawn_again_but_stays():
