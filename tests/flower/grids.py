@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 
 from flwr.app import Context, Error, Message, RecordDict
-
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedrecall.flower import client

@@ -7,6 +7,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from safetensors.torch import load, save
+from tests.flower.grids import Grid
 
 from fedrecall import config as configs
 from fedrecall import trees
@@ -15,7 +16,6 @@ from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
 from fedrecall.flower import hosting, server, wire
 from fedrecall.flower.wire import Report
-from tests.flower.grids import Grid
 
 BASE = {
     "clients": 3,

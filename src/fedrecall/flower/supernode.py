@@ -12,6 +12,8 @@ import importlib
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
@@ -24,15 +26,15 @@ POLL = 0.5
 class Brisk:
     """The module ``time`` with shorter pauses."""
 
-    def __init__(self, time: ModuleType, longest: float):
-        self.time, self.longest = time, longest
+    def __init__(self, module: ModuleType, longest: float):
+        self.module, self.longest = module, longest
 
     def sleep(self, seconds: float) -> None:
         """Sleep, but not for longer than the longest pause."""
-        self.time.sleep(min(seconds, self.longest))
+        self.module.sleep(min(seconds, self.longest))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.time, name)
+        return getattr(self.module, name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -100,19 +102,26 @@ def _run_clients(own: argparse.Namespace, parent: int) -> NoReturn:
         module = importlib.import_module("flwr.supercore.superexec.run_superexec")
         _import_everything(own.node_config)
         executor = _forking()
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
         vars(module)["get_executor"] = lambda *_args, **_options: executor
         sys.argv = ["flower-superexec"]
         module.run_superexec(
             runtime_api_address=f"[{own.host}]:{own.port}" if ":" in own.host else f"{own.host}:{own.port}",
             insecure=own.ssl_certfile is None,
             root_certificates_path=own.ssl_ca_certfile,
-            parent_pid=parent,
         )
     except SystemExit as done:
         _leave(done)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     os._exit(1)
+
+
+def _end_with(parent: int) -> None:
+    """End when the SuperNode does. (Flower's own way waits until somebody has buried it, too.)"""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(0)
 
 
 def _leave(done: SystemExit) -> NoReturn:
