@@ -67,6 +67,8 @@ def test_distances_are_those_of_plain_numpy(moment):
     a, b = np.array([0.1, 0.3, 0.6]), np.array([0.5, 0.5, 0.0])
     assert distribution_distance(a * 0.7, b) == pytest.approx(0.4 + 0.2 + 0.6)
     assert weight_divergence(moment.before, moment.after) == 2
+    far = {n: p + 2.5 for n, p in moment.before.params.items()}  # 18 entries: neither squared nor a root
+    assert weight_divergence(moment.before, moment.before._replace(params=far)) == pytest.approx(45)
 
 
 def test_alignment_of_a_round(moment):
