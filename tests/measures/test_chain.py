@@ -46,3 +46,11 @@ def test_of_a_round_the_last_link_is_the_global_model():
         assert chain["clients"] == record["chains"][0]
         assert chain["class_accuracy"][-1] == record["class_accuracy"]
         assert len(chain["drift"]["own"]) == len(chain["drift"]["next"]) == 2
+
+
+def test_drift_is_what_the_next_client_undoes_of_ones_own_examples(moment):
+    first, _, second = moment.visits
+    swapped = [first._replace(up=second.up), second._replace(up=first.up)]  # right, then 0 and 1 swapped
+    (found,) = MEASURES.make("chain")(replace(moment, chains=[[0, 1]], visits=swapped))["chains"]
+    assert found["drift"] == {"own": [1.0], "next": [0.0]}
+    assert found["forgetting"] == pytest.approx(2 / 3)
