@@ -384,8 +384,11 @@ def _band(r: Line) -> tuple[np.ndarray, np.ndarray]:
 def _span(values: np.ndarray) -> tuple[float, float]:
     values = values[np.isfinite(values)]
     low, high = float(values.min()), float(values.max())
-    if low == high:
-        low, high = low - 0.5, high + 0.5
+    size = max(abs(low), abs(high))
+    if size < 1e-12:  # nothing but zeros, to rounding
+        return -0.5, 0.5
+    if high - low <= 1e-9 * size:  # one value, to rounding
+        return low - 0.05 * size, high + 0.05 * size
     return low, high
 
 

@@ -1,0 +1,321 @@
+"""The page as text: what it says, that it says it safely, and how large it is."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from scipy import stats
+from tests.reports.synthetic import MADE, accuracies, write
+
+from fedrecall.errors import UserError
+from fedrecall.reports import charts
+from fedrecall.reports.markup import Html, tag, text
+from fedrecall.reports.report import build, default_targets, pairs
+from fedrecall.reports.runs import arrange, open_runs
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`&amp;{{7*7}}"
+
+
+class Page(HTMLParser):
+    """Tables and figures of a page by the identity of the figure that they are in."""
+
+    def __init__(self, content):
+        super().__init__()
+        self.tables, self.words, self.tags = {}, [], []
+        self._figure = self._cell = None
+        self.feed(content)
+
+    def handle_starttag(self, name, attributes):
+        found = dict(attributes)
+        self.tags.append((name, found))
+        if name == "figure":
+            self._figure = self.tables.setdefault(found["id"], [])
+        elif name == "tr" and self._figure is not None:
+            self._figure.append([])
+        elif name in ("td", "th") and self._figure is not None:
+            self._figure[-1].append("")
+            self._cell = True
+        elif name not in ("svg", "line"):
+            self._cell = None
+
+    def handle_endtag(self, name):
+        if name in ("table", "figure"):
+            self._cell = None
+        if name == "figure":
+            self._figure = None
+
+    def handle_data(self, data):
+        self.words.append(data)
+        if self._cell:
+            self._figure[-1][-1] += data
+
+    def column(self, figure, head):
+        """The numbers of a column by the words at its top."""
+        first, *rows = self.tables[figure]
+        return [float(row[first.index(head)]) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1, 2):
+        write(root / f"avg-{seed}", seed=seed)
+        write(root / f"ntd-{seed}", algorithm="fedntd", seed=seed, better=seed + 1)
+    return root
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    return Page(build(open_runs([folder])))
+
+
+def test_every_section_is_there(page):
+    found = [a["id"] for name, a in page.tags if name == "section"]
+    assert found == [
+        *("results", "federation", "accuracy", "forgetting", "classes", "local", "targets"),
+        *("cost", "confusion", "comparison", "measures", "runs"),
+    ]
+
+
+def test_curves_are_the_mean_over_seeds_with_the_sample_standard_deviation(page):
+    runs = np.array([accuracies(s, 0, 6, 3).mean(1) for s in range(3)]) * 100
+    assert page.column("accuracy", "round") == [1, 2, 3, 4, 5, 6]
+    assert page.column("accuracy", "fedavg: mean") == pytest.approx(runs.mean(0), abs=0.006)
+    assert page.column("accuracy", "fedavg: std") == pytest.approx(runs.std(0, ddof=1), abs=0.006)
+    assert page.column("accuracy", "fedavg: seed 2") == pytest.approx(runs[2], abs=0.006)
+
+
+def test_the_drawn_line_goes_through_the_numbers_of_the_table(folder, page):
+    content = build(open_runs([folder]))
+    figure = content[content.index('<figure id="accuracy"') :]
+    low, high = map(float, re.search(r'data-y="([^"]+)"', figure)[1].split())
+    drawn = re.search(r'class="line c0"[^>]* d="M([^"]+)"', figure)[1]
+    points = [tuple(map(float, p.split())) for p in drawn.split("L")]
+    assert [x for x, _ in points] == pytest.approx([0, 200, 400, 600, 800, 1000])
+    values = [high - y / 1000 * (high - low) for _, y in points]
+    assert values == pytest.approx(page.column("accuracy", "fedavg: mean"), abs=0.05)
+
+
+def test_heat_maps_have_a_pixel_a_class_and_round(page):
+    table = page.tables["classes-0"]
+    assert table[0] == ["class \\ round", "1", "2", "3", "4", "5", "6"]
+    expected = 100 * np.mean([accuracies(s, 0, 6, 3) for s in range(3)], axis=0).T
+    found = [[float(cell) for cell in row[1:]] for row in table[1:]]
+    assert np.array(found) == pytest.approx(expected, abs=0.06)
+
+
+def test_local_accuracy_is_the_mean_over_clients_and_seeds(page):
+    assert page.column("in-local-local", "fedntd: mean") == pytest.approx([85.0] * 6)
+    assert page.column("out-local-local", "fedntd: mean") == pytest.approx([15.0] * 6)
+    assert page.column("measure-measures-divergence-weights", "fedavg: mean") == [4.0] * 6
+
+
+def test_rounds_and_seconds_to_a_target(folder):
+    found = Page(build(open_runs([folder]), targets=[0.3, 0.99])).tables["targets-table"]
+    assert found[0] == ["experiment", "30 %: rounds", "30 %: seconds", "99 %: rounds", "99 %: seconds"]
+    rounds = [int(np.argmax(accuracies(s, 0, 6, 3).mean(1) >= 0.3)) + 1 for s in range(3)]
+    assert found[1][1] == f"{np.mean(rounds):.1f} ± {np.std(rounds, ddof=1):.1f}"
+    # Two chains of one client each: a round waits for the slower one, 1.5 s.
+    assert found[1][2] == f"{1.5 * np.mean(rounds):.2f} ± {1.5 * np.std(rounds, ddof=1):.2f}"
+    assert found[1][3:] == ["not reached", "not reached"]
+
+
+def test_targets_that_some_seeds_miss_say_so(tmp_path):
+    for seed in (0, 1):
+        write(tmp_path / str(seed), seed=seed)
+    between = sorted(accuracies(s, 0, 6, 3).mean(1).max() for s in (0, 1))
+    found = Page(build(open_runs([tmp_path]), targets=[float(np.mean(between))])).tables["targets-table"]
+    assert found[1][1].endswith("(1 of 2 seeds)")
+
+
+def test_default_targets_are_round_numbers_that_were_reached(folder):
+    groups = arrange(open_runs([folder]))
+    best = max(accuracies(s, b, 6, 3).mean(1).max() for s in range(3) for b in (0, s + 1))
+    found = default_targets(groups)
+    assert found[-1] <= best < found[-1] + 0.1
+    assert all(math.isclose(round(t * 20), t * 20) for t in found)
+
+
+def test_costs(page):
+    sent, spent = page.tables["cost-bytes"][1], page.tables["cost-seconds"][1]
+    # 6 rounds of 2 visits, 2,000 bytes down and 3,000 up a round.
+    assert sent == ["fedavg", "1,000", "1,500", "30,000", "40", "6"]
+    assert spent[1:5] == ["9.00 ± 0.00", "15.00 ± 0.00", "12.00 ± 0.00", "3.00 ± 0.00"]
+    assert spent[5] == "1.50 ± 0.00"
+
+
+def test_paired_comparison(page):
+    table = page.tables["comparison-accuracy"]
+    # Cell by cell: one pair a seed; fedntd is 0.05, 0.10, 0.15 better by construction.
+    assert table[1][:3] == ["fedntd − fedavg", "3", "+10.00"]
+    assert table[1][3].startswith("[+5.00")
+    assert table[1][4:] == ["3 / 0 / 0", "", "none: needs 6 pairs"]
+
+
+def test_a_p_value_has_its_test_named(tmp_path):
+    for seed in range(7):
+        write(tmp_path / f"avg-{seed}", seed=seed, rounds=2)
+        write(tmp_path / f"ntd-{seed}", seed=seed, rounds=2, algorithm="fedntd", better=0.1 * (seed + 1))
+    row = Page(build(open_runs([tmp_path]))).tables["comparison-accuracy"][1]
+    p = stats.wilcoxon([0.1 * (seed + 1) for seed in range(7)]).pvalue
+    assert row[5:] == [f"{p:.3g}", "Wilcoxon signed-rank, two-sided"]
+
+
+def test_only_seeds_that_both_have_are_paired(tmp_path):
+    for name, algorithm, seeds in (("avg", "fedavg", (0, 1, 2)), ("ntd", "fedntd", (1, 2, 3))):
+        for seed in seeds:
+            write(tmp_path / f"{name}-{seed}", algorithm=algorithm, seed=seed)
+    ((_, _, _, shared),) = pairs(arrange(open_runs([tmp_path])), None)
+    assert [(a.seed, b.seed) for a, b in shared] == [(1, 1), (2, 2)]
+
+
+def test_groups_are_compared_within_their_setup_or_with_a_named_baseline(tmp_path):
+    for partition in ("shards:2", "iid"):
+        for algorithm in ("fedavg", "fedntd", "fedprox"):
+            write(tmp_path / f"{algorithm}-{partition[:3]}", algorithm=algorithm, partition=partition)
+    groups = arrange(open_runs([tmp_path]))
+    plain = {g.label: base.label for base, _, g, _ in pairs(groups, None)}
+    assert plain == {
+        "fedntd (iid)": "fedavg (iid)",
+        "fedntd (shards:2)": "fedavg (shards:2)",
+        "fedprox (iid)": "fedavg (iid)",
+        "fedprox (shards:2)": "fedavg (shards:2)",
+    }
+    named = {g.label: base.label for base, _, g, _ in pairs(groups, "fedntd")}
+    assert named["fedavg (iid)"] == "fedntd (iid)"
+    with pytest.raises(UserError, match="fedntd"):
+        build(open_runs([tmp_path]), baseline="fedntf")
+
+
+def test_what_was_not_measured_is_not_shown(tmp_path):
+    run = write(tmp_path / "run")
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.dumps({k: v for k, v in r.items() if k != "measures"}) for r in records]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    found = Page(build(open_runs([run])))
+    sections = [a["id"] for name, a in found.tags if name == "section"]
+    assert not {"local", "confusion", "comparison", "measures"} & set(sections)
+
+
+def test_runs_that_are_not_finished_are_told_apart(tmp_path):
+    write(tmp_path / "going", played=4)
+    write(tmp_path / "idle", played=0, algorithm="fedntd")
+    found = Page(build(open_runs([tmp_path])))
+    said = " ".join(found.words)
+    assert "going stands at round 4 of 6" in said
+    assert "idle has no evaluated round yet and is left out" in said
+    assert found.column("accuracy", "round") == [1, 2, 3, 4]
+    with pytest.raises(UserError, match="nothing to report"):
+        build(open_runs([tmp_path / "idle"]))
+
+
+def test_numbers_that_are_none_break_the_line_and_nothing_else(tmp_path):
+    run = write(tmp_path / "run")
+    content = (run / "metrics.jsonl").read_text().replace('"loss": ', '"loss": NaN, "was": ', 2)
+    (run / "metrics.jsonl").write_text(content)
+    found = Page(build(open_runs([run])))
+    assert found.tables["loss"][1][1] == ""
+    assert "nan" not in " ".join(a.get("d", "") for _, a in found.tags).lower()
+
+
+def test_other_peoples_text_is_text(tmp_path):
+    made = {**MADE, "command": EVIL, "cpu": EVIL, "versions": {EVIL: EVIL}}
+    run = write(tmp_path / "x", made=made, names=[EVIL, "b", "c"])
+    config = json.loads((run / "config.json").read_text())
+    config["algorithm"] = {"name": EVIL}
+    config["model"] = EVIL
+    (run / "config.json").write_text(json.dumps(config))
+    runs = open_runs([run])
+    runs[0].name = EVIL
+    content = build(runs, title=EVIL)
+    found = Page(content)
+    assert [name for name, _ in found.tags].count("script") == 1
+    assert not [a for name, a in found.tags if name == "img" and not a["src"].startswith("data:")]
+    assert not [key for _, a in found.tags for key in a if key.startswith("on")]
+    assert EVIL in "".join(found.words)
+    assert content.count("<script") == 1
+
+
+def test_the_page_refers_to_nothing_outside(folder):
+    content = re.sub(r"<script>.*</script>", "", build(open_runs([folder])), flags=re.DOTALL)
+    assert not re.search(r"""(src|href)="(?!data:|#)""", content)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", content.replace("http-equiv", ""))
+
+
+def test_the_same_runs_make_the_same_page(folder):
+    assert build(open_runs([folder])) == build(open_runs([folder]))
+
+
+def test_ten_runs_of_200_rounds_stay_below_3_megabytes(tmp_path):
+    for seed in range(5):
+        for algorithm in ("fedavg", "fedntd"):
+            size = {"rounds": 200, "clients": 100, "classes": 10}
+            write(tmp_path / f"{algorithm}-{seed}", algorithm=algorithm, seed=seed, **size)
+    seeds = len(build(open_runs([tmp_path])).encode())
+    for k, path in enumerate(sorted(tmp_path.glob("*"))):  # ten experiments of one seed each
+        config = json.loads((path / "config.json").read_text())
+        config["algorithm"], config["seed"] = {"name": "fedprox", "mu": k / 10}, 0
+        (path / "config.json").write_text(json.dumps(config))
+    alone = len(build(open_runs([tmp_path])).encode())
+    assert max(seeds, alone) < 3e6
+
+
+def test_long_runs_and_many_classes_are_thinned(tmp_path):
+    write(tmp_path / "long", rounds=1500, classes=60)
+    found = Page(build(open_runs([tmp_path])))
+    rounds = found.column("accuracy", "round")
+    assert len(rounds) <= charts.MOST_POINTS
+    assert rounds[-1] == 1500
+    assert len(found.tables["classes-0"][0]) * 60 < 45_000
+
+
+@pytest.mark.parametrize("count", [1, 2, 399, 400, 401, 5000])
+def test_thinning_keeps_the_end_and_an_even_step(count):
+    places = charts.thin(count)
+    assert places[-1] == count - 1
+    assert len(places) <= charts.MOST_POINTS
+    assert len(set(np.diff(places))) <= 1
+    if count <= charts.MOST_POINTS:
+        assert places.tolist() == list(range(count))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.5],
+        [0, 100],
+        [3, 3.0001],
+        [15, 15 + 1e-14],
+        [0, 0],
+        [0, -7e-18],
+        [-0.2, 0.83],
+        [1e-9, 2e-9],
+        [1e6, 3.7e8],
+    ],
+)
+def test_axes_hold_their_values_between_round_numbers(values):
+    low, high, ticks = charts._nice(np.array(values))
+    assert low <= min(values) <= max(values) <= high
+    assert 2 <= len(ticks) <= 9
+    step = ticks[1] - ticks[0]
+    assert f"{step:e}"[0] in "125"
+
+
+def test_a_line_is_broken_where_a_value_is_missing():
+    assert charts._path(["0", "1", "2", "3"], ["5", "nan", "6", "7"]) == "M0 5h1M2 6L3 7"
+
+
+def test_escaping():
+    assert tag("p", "<b>", Html("<i>"), None, class_="a'\"", hidden=True, id=None) == (
+        '<p class="a&#x27;&quot;" hidden>&lt;b&gt;<i></p>'
+    )
+    assert text("&", 3) == "&amp;3"
+    assert tag("path", d="M0 0") == '<path d="M0 0"/>'
+
+
+def test_bad_targets_are_refused(folder):
+    with pytest.raises(UserError, match="60"):
+        build(open_runs([folder]), targets=[60])
