@@ -54,7 +54,8 @@ class Node:
             name = registry.parse(spec)[0]
             if name not in registry.entries and not self.custom:
                 raise UserError(
-                    f"the run's {registry.kind} {name!r} is not one of fedrecall's; allow it with custom=true."
+                    f"the run's {registry.kind} {name!r} is not one of fedrecall's: allow it with "
+                    "custom=true in this node's --node-config."
                 )
 
 
