@@ -2,7 +2,7 @@
 
     python -m benchmarks.bench                 # everything; writes benchmarks/results/bench.json
     python -m benchmarks.bench --only floor --repeats 5
-    python -m benchmarks.bench --table         # docs/performance.md's tables from what was written
+    python -m benchmarks.bench --table         # docs/performance.md anew from what was written
 
 W1: CIFAR-10 (random images of its shape where it is not at hand: the same speed), 100 clients shards:2
 (500 images each), 10 sampled, E = 5, B = 50, `cnn`, crop + flip + Cutout, SGD 0.01/0.9/1e-5, no
@@ -41,6 +41,7 @@ from fedrecall.experiment import Experiment
 from fedrecall.files import read_json, write_json
 
 RESULTS = Path(__file__).parent / "results" / "bench.json"
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 W1 = {
     "partition": "shards:2",
     "model": "cnn",
@@ -398,6 +399,14 @@ def tables(found: Mapping[str, Any]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def put_into_page(table: str) -> None:
+    """Replace what docs/performance.md shows of this machine."""
+    begin, end = "<!-- bench -->\n", "<!-- /bench -->"
+    text = PAGE.read_text(encoding="utf-8")
+    head, _, rest = text.partition(begin)
+    PAGE.write_text(head + begin + table + end + rest.partition(end)[2], encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
@@ -406,16 +415,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument(
-        "--table", action="store_true", help="only print the tables of what was measured before"
+        "--table", action="store_true", help="only put what was measured before into the page"
     )
     asked = parser.parse_args()
     if asked.table:
-        print(tables(read_json(asked.out)))
+        table = tables(read_json(asked.out))
+        put_into_page(table)
+        print(table)
         return
     found = measure(set(filter(None, asked.only.split(","))), asked.repeats)
     Nursery.shared().close()
     write_json(asked.out, json.loads(json.dumps(found)))
     print(tables(found))
+    if asked.out == RESULTS and not asked.only:
+        put_into_page(tables(found))
 
 
 if __name__ == "__main__":

@@ -41,12 +41,12 @@ ATTEMPTS = 3
 """How often a visit may end its worker before the run is given up."""
 TICK = 0.5
 """Seconds between looks at workers that are silent."""
-STILL = 60
+STILL = 120
 """Ticks without a pulse after which a worker counts as stopped. In ticks of this process, not in
 seconds: when the machine sleeps or everything is suspended together, nobody is to blame."""
-PATIENCE = 600.0
+PATIENCE = 1800.0
 """Seconds that any visit may take."""
-SLOWER = 30.0
+SLOWER = 100.0
 """By how much a visit may be slower than the slowest so far, in time a step, after that."""
 
 _START = (

@@ -1,0 +1,86 @@
+"""Seconds of CPU that one visit of W1 takes, beside the loop written by hand: for a machine that is busy.
+
+    python -m benchmarks.steps [algorithm:precision ...]
+
+One thread, one epoch of one client, taking turns; CPU time, so that waiting for a core does not count.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.bench import W1, cifar10
+from benchmarks.floor import Trainer
+from fedrecall import config as configs
+from fedrecall.experiment import Experiment
+from fedrecall.files import write_json
+from fedrecall.training import visit
+
+CASES = ("fedavg:float32", "fedavg:bfloat16", "fedntd:float32", "fedntd:bfloat16")
+
+
+def measure(case: str, turns: int = 6) -> dict[str, Any]:
+    algorithm, precision = case.split(":")
+    dataset = cifar10()
+    config = configs.make({"algorithm": algorithm, "precision": precision, **W1})
+    run = Experiment(config, dataset=dataset)
+    recipe = replace(config.training, local_epochs=1)
+    weights, data = run.model.initial(), run.federation.client(0)
+    down = run.algorithm.broadcast(run.model, run.algorithm.start(weights), None)
+    initial = list(weights.params.values())
+    half = precision == "bfloat16"
+
+    def by_hand(with_kernels: bool) -> Any:
+        trainer = Trainer(algorithm, half, with_kernels, dataset.mean, dataset.std)
+
+        def go() -> None:
+            if algorithm == "fedntd":
+                trainer.teach([initial])
+            trainer.train(data.x, data.y, initial, 0.01, 0, epochs=1)
+
+        return go
+
+    memory = run.algorithm.remember(weights)
+    players = {
+        "floor": by_hand(False),
+        "floor with kernels": by_hand(True),
+        "fedrecall": lambda: visit(
+            run.algorithm, run.model, recipe, data, down, memory, seed=0, round_number=1, client=0
+        ),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in players}
+    for turn in range(turns + 1):
+        for name, play in players.items():
+            since = time.process_time()
+            play()
+            if turn:
+                seconds[name].append(time.process_time() - since)
+    found: dict[str, Any] = {name: statistics.median(own) for name, own in seconds.items()}
+    for floor in ("floor", "floor with kernels"):
+        pairs = zip(seconds["fedrecall"], seconds[floor], strict=True)
+        found[f"ratio to {floor}"] = statistics.median(a / b for a, b in pairs)
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    results = {}
+    print(
+        "| one epoch of a client, CPU s | floor | floor with kernels | fedrecall | / floor | / with kernels |"
+    )
+    print("|---|---|---|---|---|---|")
+    for case in sys.argv[1:] or CASES:
+        found = results[case] = measure(case)
+        print(f"| {case} | " + " | ".join(f"{v:.3f}" for v in found.values()) + " |", flush=True)
+    write_json(Path(__file__).parent / "results" / "steps.json", results)
+
+
+if __name__ == "__main__":
+    main()
