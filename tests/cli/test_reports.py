@@ -1,0 +1,145 @@
+"""`report`, `figure` and `watch` on run folders made of formulas."""
+
+import io
+import json
+import os
+import threading
+import time
+
+import pytest
+from rich.console import Console
+from tests.reports.synthetic import write
+from typer.testing import CliRunner
+
+from fedrecall.cli import app
+from fedrecall.cli.commands import watch
+from fedrecall.errors import UserError
+
+runner = CliRunner()
+
+
+def invoke(*words):
+    return runner.invoke(app, [str(w) for w in words], catch_exceptions=True)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for seed in (0, 1):
+        write(tmp_path / "runs" / f"avg-{seed}", seed=seed)
+    return tmp_path / "runs"
+
+
+def test_report_writes_one_page_and_says_where(runs, tmp_path):
+    found = invoke("report", runs, "--out", tmp_path / "deep" / "x.html", "--target", 0.3, "--title", "A & B")
+    assert found.exit_code == 0, found.output
+    assert "report:" in found.output
+    page = (tmp_path / "deep" / "x.html").read_text()
+    assert "<title>A &amp; B</title>" in page
+    assert "30 %: rounds" in page
+
+
+def test_report_of_nothing_is_a_users_mistake(tmp_path):
+    found = invoke("report", tmp_path)
+    assert isinstance(found.exception, UserError)
+    assert "neither a run nor a folder of runs" in str(found.exception)
+    found = invoke("report", write(tmp_path / "run"), "--out", tmp_path / "run" / "config.json" / "x.html")
+    assert isinstance(found.exception, UserError)
+
+
+def test_figures_are_listed_explained_and_drawn(runs, tmp_path):
+    assert "fedntd/fig4" in invoke("list", "figures").output
+    assert "fedrecall run" in invoke("show", "figure", "fedntd/fig4").output
+    found = invoke("figure", "fedntd/fig13", runs, "--out", tmp_path / "drawn")
+    assert found.exit_code == 0, found.exception
+    assert sorted(p.name for p in (tmp_path / "drawn").iterdir()) == [
+        f"fedntd-fig13.{kind}" for kind in ("json", "pdf", "png")
+    ]
+
+
+def test_watch_once_says_how_runs_stand_in_plain_lines(runs):
+    write(runs / "going", algorithm="fedntd", played=4)
+    write(runs / "begun", played=0)
+    found = invoke("watch", runs, "--once")
+    assert found.exit_code == 0, found.exception
+    assert "avg-0: round 6 of 6, finished" in found.output
+    assert "going: round 4 of 6, last round" in found.output
+    assert "begun: round 0 of 6, no round finished yet" in found.output
+    assert "\x1b" not in found.output
+
+
+def test_watch_follows_a_run_to_its_end(runs, tmp_path):
+    path = runs / "avg-0" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]) + lines[2][:30])  # cut short, as while it is being written
+
+    def grow():
+        for count in (3, 5, 6):
+            time.sleep(0.15)
+            path.write_text("".join(lines[:count]))
+
+    writer = threading.Thread(target=grow)
+    writer.start()
+    found = invoke("watch", runs / "avg-0", "--every", 0.05)
+    writer.join()
+    told = [line.split()[2] for line in found.output.splitlines()[1:]]
+    assert told == ["2/6", "3/6", "4/6", "5/6", "6/6"]
+
+
+def test_watch_draws_a_panel_on_a_terminal(runs):
+    run = watch.Follower(runs / "avg-0")
+    assert run.look()
+    assert not run.look()  # nothing new
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))
+    console.print(watch.view(run, 80))
+    said = console.export_text()
+    last = run.records[-1]
+    assert "round 6 of 6" in said
+    assert f"{last['accuracy']:.2%}" in said
+    assert f"{last['forgetting']:.3f}" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_watch_holds_no_lock_and_writes_nothing(runs):
+    before = {p: p.stat().st_mtime_ns for p in runs.rglob("*")}
+    invoke("watch", runs, "--once")
+    assert {p: p.stat().st_mtime_ns for p in runs.rglob("*")} == before
+
+
+def test_time_left_is_the_pace_of_the_last_rounds(tmp_path):
+    run = watch.Follower(write(tmp_path / "run", rounds=10, played=4))
+    run.look()
+    assert run.left == pytest.approx(6 * (2.0 + 0.5 + 0.25))
+
+
+def test_a_sparkline_is_the_mean_of_what_it_stands_for():
+    assert watch.sparkline([0, 0.5, 1], 10) == "▁▅█"
+    assert watch.sparkline([0, 0, 1, 1], 2) == "▁█"
+    assert watch.sparkline([float("nan"), 2.0], 9) == " █"
+    assert watch.sparkline([], 9) == ""
+
+
+def test_a_run_cannot_command_the_terminal(tmp_path):
+    run = write(tmp_path / "run", algorithm="fedntd")
+    config = json.loads((run / "config.json").read_text())
+    config["algorithm"]["beta"] = "\x1b]0;owned\x07"
+    (run / "config.json").write_text(json.dumps(config))
+    follower = watch.Follower(run)
+    follower.look()
+    follower.records[-1]["failures"] = ["\x1b[2J"]
+    console = Console(width=80, force_terminal=False, record=True, file=open(os.devnull, "w"))
+    console.print(watch.view(follower, 80))
+    assert "\x1b" not in console.export_text()
+
+
+def test_watch_on_a_terminal_ends_with_the_run(runs, monkeypatch):
+    path = runs / "avg-0" / "metrics.jsonl"
+    whole = path.read_text()
+    path.write_text("".join(whole.splitlines(keepends=True)[:3]))
+    drawn = io.StringIO()
+    monkeypatch.setattr(watch, "out", Console(file=drawn, force_terminal=True, width=80))
+    writer = threading.Timer(0.3, path.write_text, [whole])
+    writer.start()
+    assert invoke("watch", runs / "avg-0", "--every", 0.05).exit_code == 0
+    writer.join()
+    assert "round 3 of 6" in drawn.getvalue()
+    assert "round 6 of 6" in drawn.getvalue()
