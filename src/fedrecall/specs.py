@@ -340,9 +340,19 @@ def _load(target: str, kind: str) -> type:
 
 def _load_file(path: Path, kind: str) -> types.ModuleType:
     path = path.resolve()
+    if path not in _loaded_files and not path.is_file():
+        raise UserError(f"{kind}: there is no file {path}.")
+    return load_source(path, None, kind)
+
+
+def loaded_sources() -> list[tuple[Path, str]]:
+    """Every user's file that was loaded, with its text, for a machine that does not have it."""
+    return [(path, path.read_text(encoding="utf-8")) for path in _loaded_files]
+
+
+def load_source(path: Path, text: str | None, kind: str) -> types.ModuleType:
+    """The module of a user's file, read from this text if there is one: for a machine without the file."""
     if path not in _loaded_files:
-        if not path.is_file():
-            raise UserError(f"{kind}: there is no file {path}.")
         name = f"fedrecall_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
@@ -350,7 +360,10 @@ def _load_file(path: Path, kind: str) -> types.ModuleType:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:
-            spec.loader.exec_module(module)
+            if text is None:
+                spec.loader.exec_module(module)
+            else:
+                exec(compile(text, str(path), "exec"), module.__dict__)
         except Exception as error:
             del sys.modules[name]
             raise UserError(f"{path} could not be imported: {type(error).__name__}: {error}") from error

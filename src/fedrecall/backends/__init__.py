@@ -11,11 +11,18 @@ BACKENDS = {
     "serial": "fedrecall.backends.serial:Serial",
     "processes": "fedrecall.backends.processes:Processes",
     "vectorised": "fedrecall.backends.vectorised:Vectorised",
+    "ray": "fedrecall.backends.ray_cluster:RayCluster",
 }
 """What each name opens: a class that is made with the `Work`, and with its options if it has any."""
 
-OPTIONS = Registry("backend", {"vectorised": "fedrecall.backends.vectorised:Options"})
-"""What may follow a backend's name: ``vectorised:chunk=8,graph=true``."""
+OPTIONS = Registry(
+    "backend",
+    {
+        "vectorised": "fedrecall.backends.vectorised:Options",
+        "ray": "fedrecall.backends.ray_cluster:Options",
+    },
+)
+"""What may follow a backend's name: ``vectorised:chunk=8,graph=true``, ``ray:local``."""
 
 WORTH_PROCESSES = 2e9
 """Trained examples x parameters in a round from which on `auto` starts processes: half a second of work."""

@@ -4,6 +4,9 @@ A parcel is a short pickle in which every tensor is a number, and one anonymous 
 that holds the tensors' bytes. The file has no name and goes from process to process as an open
 descriptor over a Unix socket, so nothing is left behind however a process dies, and nobody else
 can reach it: what is unpickled here was pickled by another process of the same run.
+
+Where something else carries the bytes (Ray, to other machines), a value is folded: the same pickle
+beside one array of the tensors' bytes.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ import pickle
 import socket
 import struct
 import tempfile
+import warnings
 from types import FunctionType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,6 +66,15 @@ class _Pickler(pickle.Pickler):
             self.size += -(-value.numel() * value.element_size() // _ALIGNED) * _ALIGNED
         return self._places[id(value)]
 
+    def fill(self, room: Tensor) -> None:
+        """Copy the tensors to where the pickle says they are."""
+        for tensor in self.tensors:
+            start, dtype, shape, last = self._places[id(tensor)]
+            flat = (tensor.permute(0, 2, 3, 1) if last else tensor).detach()
+            size = flat.numel() * flat.element_size()
+            if size:
+                room[start : start + size].view(dtype).view(shape).copy_(flat)
+
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (type, FunctionType)) and value.__module__ == "__main__":
             raise Unsendable(f"{value.__qualname__} is defined in the script that was started or in a prompt")
@@ -68,9 +82,9 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, memory: mmap.mmap | None):
+    def __init__(self, file: io.BytesIO, memory: Tensor | None):
         super().__init__(file)
-        self._bytes = None if memory is None else torch.frombuffer(memory, dtype=torch.uint8)
+        self._bytes = memory
 
     def persistent_load(self, place: Any) -> Tensor:
         start, dtype, shape, last = place
@@ -81,37 +95,60 @@ class _Unpickler(pickle.Unpickler):
         return found.permute(0, 3, 1, 2) if last else found
 
 
+class Folded(NamedTuple):
+    """A value as what any carrier of bytes and arrays can take."""
+
+    structure: bytes
+    tensors: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def fold(value: Any) -> Folded:
+    """Copy a value's tensors into one array, and pickle the rest."""
+    structure, pickler = _pickled(value)
+    room = torch.empty(pickler.size, dtype=torch.uint8)
+    pickler.fill(room)
+    return Folded(structure, room.numpy())
+
+
+def unfold(folded: Folded, *, copy: bool = True) -> Any:
+    """The value; without a copy its tensors are views of the array, which may be read only."""
+    array = folded.tensors.copy() if copy else folded.tensors
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch's, that what is read only cannot be written
+        return _Unpickler(io.BytesIO(folded.structure), torch.from_numpy(array)).load()
+
+
 def pack(value: Any) -> Parcel:
     """Copy a value's tensors into shared memory, and pickle the rest."""
+    structure, pickler = _pickled(value)
+    if not pickler.size:
+        return Parcel(structure, -1, 0)
+    descriptor = _anonymous()
+    try:
+        os.ftruncate(descriptor, pickler.size)
+        pickler.fill(torch.frombuffer(mmap.mmap(descriptor, pickler.size), dtype=torch.uint8))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return Parcel(structure, descriptor, pickler.size)
+
+
+def _pickled(value: Any) -> tuple[bytes, _Pickler]:
     file = io.BytesIO()
     pickler = _Pickler(file)
     try:
         pickler.dump(value)
     except (pickle.PicklingError, AttributeError) as error:
         raise Unsendable(str(error)) from error
-    if not pickler.size:
-        return Parcel(file.getvalue(), -1, 0)
-    descriptor = _anonymous()
-    try:
-        os.ftruncate(descriptor, pickler.size)
-        room = torch.frombuffer(mmap.mmap(descriptor, pickler.size), dtype=torch.uint8)
-        for tensor in pickler.tensors:
-            start, dtype, shape, last = pickler.persistent_id(tensor)
-            flat = (tensor.permute(0, 2, 3, 1) if last else tensor).detach()
-            size = flat.numel() * flat.element_size()
-            if size:
-                room[start : start + size].view(dtype).view(shape).copy_(flat)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return Parcel(file.getvalue(), descriptor, pickler.size)
+    return file.getvalue(), pickler
 
 
 def unpack(parcel: Parcel) -> Any:
     """The value; its tensors lie in the shared memory, and writing to them copies the page first."""
     memory = None
     if parcel.size:
-        memory = mmap.mmap(parcel.descriptor, parcel.size, flags=mmap.MAP_PRIVATE)
+        mapped = mmap.mmap(parcel.descriptor, parcel.size, flags=mmap.MAP_PRIVATE)
+        memory = torch.frombuffer(mapped, dtype=torch.uint8)
         parcel.drop()
     return _Unpickler(io.BytesIO(parcel.structure), memory).load()
 
