@@ -18,8 +18,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from fedrecall.flower import APP
+
 ROOT = Path(__file__).parents[2]
-APP = ROOT / "deploy" / "flower_app"
 BIN = Path(sys.executable).parent
 
 

@@ -14,7 +14,7 @@ from fedrecall.config import Config
 from fedrecall.errors import UserError
 from fedrecall.experiment import make_model
 from fedrecall.flower import wire
-from fedrecall.flower.node import Kept, Node, Silo
+from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo
 from fedrecall.flower.wire import Announcement, Data, Malformed, Question, Refusal, Report, Task, Tested
 from fedrecall.measures.accuracy import evaluate
 from fedrecall.models.model import Model
@@ -122,9 +122,9 @@ def _prepare(node: Node, task: Task) -> tuple[FedAvg, Model, Silo, Config]:
 
 def _config(node: Node, text: str) -> Config:
     values = wire.from_json(text, "the run's config")
-    config = configs.make(values | {"device": node.device, "backend": "auto"})
-    node.allow(config)
-    return config
+    node.allow(values)
+    here = {"device": node.device, "backend": "auto", "dataset": {"name": ELSEWHERE}, "sinks": []}
+    return configs.make(values | here)
 
 
 def _no_arrays(arrays: object) -> None:

@@ -8,6 +8,7 @@ from fedrecall import config as configs
 from fedrecall import specs
 from fedrecall.config import Config
 from fedrecall.errors import UserError
+from fedrecall.flower.node import ELSEWHERE
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE
 
 NOT_HERE = {
@@ -50,7 +51,7 @@ def read(given: Mapping[str, Any]) -> tuple[Config, Hosting]:
             "clients is needed: how many nodes take part, which say client=0, client=1 and so on."
         )
     settings = {k: v for k, v in values.items() if k not in own}
-    settings.setdefault("dataset", "fedrecall.flower.node:Elsewhere")
+    settings.setdefault("dataset", ELSEWHERE)
     plain = {k: v for k, v in settings.items() if "." not in k}
     dotted = {k: v for k, v in settings.items() if "." in k}
     config = configs.make(configs.override(plain, dotted))

@@ -12,7 +12,7 @@ import torch
 
 from fedrecall import files, specs, trees
 from fedrecall.algorithms import ALGORITHMS
-from fedrecall.config import Config
+from fedrecall.config import REGISTRIES, Config
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.client import ClientData
 from fedrecall.data.datasets import Dataset, Recipe, Split, load
@@ -20,8 +20,12 @@ from fedrecall.data.federation import Federation
 from fedrecall.errors import UserError
 from fedrecall.experiment import DTYPES, device_of, federate
 from fedrecall.flower.wire import Data
+from fedrecall.measures import MEASURES
 from fedrecall.models.networks import MODELS
 from fedrecall.specs import NON_NEGATIVE
+
+ELSEWHERE = "fedrecall.flower.node:Elsewhere"
+"""How a config names the data set of a run whose data are at the nodes."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,14 @@ class Node:
         """From a SuperNode's config; dashes may stand for underscores."""
         return specs.build(cls, {k.replace("-", "_"): v for k, v in given.items()}, "--node-config")
 
-    def allow(self, config: Config) -> None:
-        """Refuse a run that would import what the owner has not allowed."""
-        for registry, spec in ((ALGORITHMS, config.algorithm), (MODELS, config.model)):
-            name = registry.parse(spec)[0]
-            if name not in registry.entries and not self.custom:
+    def allow(self, values: Mapping[str, Any]) -> None:
+        """Refuse a run's config that would import what the owner has not allowed; before it does."""
+        named = [(REGISTRIES[key], values.get(key)) for key in REGISTRIES if key != "dataset"]
+        named += [(MODELS, values.get("model"))]
+        named += [(MEASURES, measure) for measure in values.get("measures", ())]
+        for registry, spec in named:
+            name = "" if spec is None else registry.parse(spec)[0]
+            if name and name not in registry.entries and not self.custom:
                 raise UserError(
                     f"the run's {registry.kind} {name!r} is not one of fedrecall's: allow it with "
                     "custom=true in this node's --node-config."

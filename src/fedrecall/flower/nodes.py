@@ -18,6 +18,7 @@ from fedrecall.config import Config
 from fedrecall.errors import UserError
 from fedrecall.flower import wire
 from fedrecall.flower.hosting import Hosting
+from fedrecall.flower.node import ELSEWHERE
 from fedrecall.flower.wire import Announcement, Data, Malformed, Question, Report, Task, Tested
 from fedrecall.measures.accuracy import Evaluation
 from fedrecall.models.model import Weights
@@ -58,7 +59,7 @@ class Nodes:
         self.facts: Facts | None = None
         self.up: Any = None
         """The template of uploads, once there is a model."""
-        self._json = wire.as_json(_without_data(config))
+        self._json = wire.as_json(_for_nodes(config))
         self._known: dict[int, Announcement] = {}
         """By node id; several nodes may say the same number."""
         self._asked: dict[str, int] = {}
@@ -348,8 +349,9 @@ def _pooled(said: Sequence[Announcement]) -> tuple[list[float], list[float]]:
     return mean.tolist(), np.sqrt(np.maximum(variance, 1e-12)).tolist()
 
 
-def _without_data(config: Config) -> dict[str, Any]:
-    return configs.as_dict(config) | {"dataset": {"name": "fedrecall.flower.node:Elsewhere"}}
+def _for_nodes(config: Config) -> dict[str, Any]:
+    """What nodes are told: nothing of the server's own data, nor of where it sends its numbers."""
+    return configs.as_dict(config) | {"dataset": {"name": ELSEWHERE}, "sinks": []}
 
 
 def _some(items: Sequence[object]) -> str:

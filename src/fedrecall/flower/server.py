@@ -21,6 +21,7 @@ from fedrecall.errors import UserError
 from fedrecall.experiment import DTYPES, Experiment, Result, device_of
 from fedrecall.flower import hosting as hostings
 from fedrecall.flower.hosting import Hosting
+from fedrecall.flower.node import ELSEWHERE
 from fedrecall.flower.nodes import Facts, Nodes, Receipt
 from fedrecall.measures.accuracy import Evaluation
 from fedrecall.memories import Memories
@@ -141,7 +142,7 @@ class Lines:
 
 
 def _own_data(config: Config) -> Dataset | None:
-    if config.dataset["name"] == "fedrecall.flower.node:Elsewhere":
+    if config.dataset["name"] == ELSEWHERE:
         return None
     return load(config.dataset)
 

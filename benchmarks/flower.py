@@ -1,0 +1,89 @@
+"""Seconds a round and a sequential hop take in a real Flower federation on this machine.
+
+    python -m benchmarks.flower [--rounds 5] [--plain]
+
+Three SuperNodes on loopback with TLS and authenticated nodes train a small network on digits, for
+which training itself is next to nothing: what is measured is what Flower and the processes cost.
+"""
+
+import argparse
+import resource
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from tests.flower.federation import LocalFederation, make_key
+
+PLAIN = ("-c", "from flwr.supernode.cli import flower_supernode; flower_supernode()")
+QUICK = ("-m", "fedrecall.flower.supernode")
+CASES = {
+    "flower-supernode": (PLAIN, {}),
+    "flower-supernode, task poll 0.1 s": (PLAIN, {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}),
+    "fedrecall-supernode --poll 0.5": ((*QUICK, "--poll", "0.5"), {}),
+    "fedrecall-supernode --poll 0.1": ((*QUICK, "--poll", "0.1"), {}),
+}
+
+
+def measure(
+    launcher: tuple[str, ...], environment: dict[str, str], rounds: int
+) -> tuple[float, float, float]:
+    """Median seconds of a parallel round and of a hop of a chain; CPU seconds of a message."""
+    before = _cpu()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        f = LocalFederation(folder, launcher)
+        f.environment.pop("FLWR_SUPEREXEC_TASK_POLL_INTERVAL")
+        f.environment |= environment
+        try:
+            f.start_link()
+            for k in range(3):
+                key = make_key(folder / f"key{k}")
+                f.register(key)
+                f.start_node(f"node{k}", key, f'client={k} data="digits" divide=true')
+            seconds = {}
+            for algorithm in ("fedavg", "fedseq"):
+                out = folder / algorithm
+                f.submit(
+                    algorithm=algorithm, clients=3, sample=3, rounds=rounds, dataset="digits", model="mlp",
+                    training__local_epochs=1, out=str(out),
+                )  # fmt: skip
+                f.until(lambda out=out: len(_rounds(out)) >= rounds, 600, f"{algorithm} to end")
+                seconds[algorithm] = statistics.median(r["seconds"]["train"] for r in _rounds(out))
+        finally:
+            f.close()
+    messages = 2 * 3 * rounds + 2 * 3  # visits, and the questions who is there
+    return seconds["fedavg"], seconds["fedseq"] / 3, (_cpu() - before) / messages
+
+
+def _rounds(out: Path) -> list[dict]:
+    from fedrecall.records import read_metrics
+
+    return list(read_metrics(out / "metrics.jsonl"))
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", help="cases whose name has this in it", default="")
+    given = parser.parse_args()
+    for name, (launcher, environment) in CASES.items():
+        if given.only in name:
+            began = time.perf_counter()
+            a, b, c = measure(launcher, environment, given.rounds)
+            took = time.perf_counter() - began
+            print(
+                f"{name:36} round {a:5.2f} s, hop {b:5.2f} s, {c:5.2f} CPU s a message ({took:.0f} s)",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+import re
+
+import pytest
+from tests.flower.federation import app_config
+
+from fedrecall import config as configs
+from fedrecall import specs
+from fedrecall.config import Config
+from fedrecall.errors import UserError
+from fedrecall.flower import APP, hosting
+from fedrecall.flower.hosting import NOT_HERE, Hosting
+from fedrecall.training import Recipe
+
+
+def flat(given, prefix=""):
+    for key, value in given.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def test_the_app_offers_every_setting_with_its_default():
+    """`flwr run` refuses keys that the app does not list: a new field must be listed there."""
+    fields = {f.name: f for f in specs.fields(Config) if f.name not in (*NOT_HERE, "training")}
+    fields |= {f.name: f for f in specs.fields(Hosting)}
+    fields |= {f"training.{f.name}": f for f in specs.fields(Recipe)}
+    offered = dict(flat(app_config()))
+    assert offered.keys() == fields.keys()
+    for name, field in fields.items():
+        none = field.default in (None, ()) or name in ("clients", "dataset")
+        assert offered[name] == ("" if none else field.default), name
+    comments = re.findall(r"^# (.*)\n(\w+) =", (APP / "pyproject.toml").read_text(), re.MULTILINE)
+    assert len(comments) == len(fields)
+
+
+def test_the_apps_defaults_are_the_configs():
+    config, host = hosting.read(dict(flat(app_config())) | {"clients": 4})
+    expected = configs.make({"clients": 4, "dataset": "fedrecall.flower.node:Elsewhere"})
+    assert config == expected
+    assert host == Hosting()
+
+
+def test_dashes_and_dots_are_understood():
+    given = {"clients": 4, "sample": 2, "min-clients": 2, "training.lr": 0.5, "class-names": "a+b"}
+    config, host = hosting.read(given)
+    assert config.training.lr == 0.5
+    assert host.min_clients == 2
+    assert host.class_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "clients is needed"),
+        ({"clients": 4, "sample": 2, "min_clients": 3}, "min_clients = 3 is more than the 2 sampled"),
+        ({"clients": 4, "timeout": 0}, "timeout = 0 must be > 0"),
+        ({"clients": 4, "sampel": 2}, "did you mean 'sample'"),
+        ({"clients": 4, "measures": "locals"}, "measures cannot be set in a federation: they look at"),
+        ({"clients": 4, "backend": "ray"}, "backend cannot be set in a federation"),
+    ],
+)
+def test_mistakes_are_explained(given, message):
+    with pytest.raises(UserError, match=message):
+        hosting.read(given)

@@ -1,0 +1,102 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedrecall import config as configs
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.scaffold import Memory
+from fedrecall.data.datasets import load
+from fedrecall.errors import UserError
+from fedrecall.experiment import federate
+from fedrecall.flower.node import Kept, Node, Silo
+from fedrecall.flower.wire import Data
+
+RUN = "0123456789abcdef" * 2
+
+
+def memory(value: float) -> Memory:
+    return Memory({"w": torch.full((3,), value)})
+
+
+def test_memories_are_kept_by_round_for_as_long_as_the_server_may_ask(tmp_path):
+    kept = Kept(Node(client=4, data="digits", memory=str(tmp_path)), RUN)
+    assert kept.get(0, memory(7)).variate["w"].tolist() == [7] * 3
+    for number, keep in ((1, 0), (2, 0), (4, 0), (5, 2), (8, 4)):
+        kept.put(number, memory(number), keep)
+    # 4 is needed still: a server that goes back to round 4 means it.
+    assert sorted(p.name for p in kept.folder.iterdir()) == [f"round-00000{r}.safetensors" for r in (4, 5, 8)]
+    again = Kept(Node(client=4, data="digits", memory=str(tmp_path)), RUN)
+    assert again.get(5, memory(0)).variate["w"].tolist() == [5] * 3
+    with pytest.raises(UserError, match="what it remembered after round 2 is not in"):
+        again.get(2, memory(0))
+
+
+def test_runs_and_clients_have_their_own_memories(tmp_path):
+    node = Node(client=4, data="digits", memory=str(tmp_path))
+    Kept(node, RUN).put(1, memory(1), 0)
+    for other in (Kept(node, RUN[::-1]), Kept(replace(node, client=5), RUN)):
+        with pytest.raises(UserError, match="is not in"):
+            other.get(1, memory(0))
+
+
+@pytest.mark.parametrize("name", ["", "..", "../" * 8, RUN + "/", RUN.upper(), RUN[1:]])
+def test_a_server_cannot_choose_a_folder(name, tmp_path):
+    with pytest.raises(ValueError, match="hexadecimal"):
+        Kept(Node(client=4, data="digits", memory=str(tmp_path)), name)
+
+
+def test_divided_nodes_hold_what_clients_of_one_machine_hold():
+    values = {"clients": 3, "sample": 3, "algorithm": "fedssd:auxiliary_per_class=5", "partition": "lda:0.5"}
+    config = configs.make(values)
+    whole = federate(config, load("digits"), ALGORITHMS.make(config.algorithm))
+    silos = [Silo(Node(client=k, data="digits", divide=True, device="cpu"), config) for k in range(3)]
+    for k, silo in enumerate(silos):
+        assert torch.equal(silo.train.x, whole.client(k).x)
+        assert torch.equal(silo.train.y, whole.client(k).y)
+    tested = np.sort(np.concatenate([s.test.x.reshape(len(s.test), -1) for s in silos]), axis=0)
+    everything = np.sort(whole.test.x.reshape(len(whole.test), -1).numpy(), axis=0)
+    assert np.array_equal(tested, everything)
+
+
+def test_labels_follow_the_names_that_the_federation_agreed_on():
+    config = configs.make({"clients": 1, "sample": 1})
+    node = Node(client=0, data="digits", device="cpu")
+    names = [*map(str, range(9, -1, -1)), "none of these"]
+    mine, theirs = Silo(node, config), Silo(node, config, Data(names, [0.25], [0.5]))
+    assert torch.equal(theirs.train.y, 9 - mine.train.y)
+    assert theirs.dataset.classes == 11
+    assert (theirs.train.mean.item(), theirs.train.std.item()) == (0.25, 0.5)
+    with pytest.raises(UserError, match="its class '9' is not among the federation's"):
+        Silo(node, config, Data(names[1:], [0.25], [0.5]))
+    with pytest.raises(UserError, match="1 channels, the federation's 3"):
+        Silo(node, config, Data(names, [0.1] * 3, [0.1] * 3))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": "digits"}, "needs 'client'"),
+        ({"client": -1, "data": "digits"}, "client = -1 must be >= 0"),
+        ({"client": 0, "data": "digits", "memroy": "x"}, "did you mean 'memory'"),
+    ],
+)
+def test_a_nodes_settings_are_checked(given, message):
+    with pytest.raises(UserError, match=message):
+        Node.of(given)
+
+
+def test_a_run_cannot_make_a_node_import_things_unless_allowed():
+    node = Node(client=0, data="digits")
+    for key, spec in (
+        ("algorithm", {"name": "some.module:Evil"}),
+        ("algorithm", "evil.py:Evil:beta=1"),
+        ("model", "os:getcwd"),
+        ("partition", "evil.py:Evil"),
+        ("measures", ["locals", "evil.py:Evil"]),
+    ):
+        with pytest.raises(UserError, match="allow it with custom=true"):
+            node.allow({key: spec})
+        replace(node, custom=True).allow({key: spec})
+    node.allow(configs.as_dict(configs.make({"model": "mlp:hidden=8+4", "algorithm": "fedntd:beta=2"})))
