@@ -2,8 +2,9 @@
 
 What somebody in a hurry would write for one algorithm: a network, an optimiser, two processes of one
 thread that each train every other client, results in shared memory. Same data, shuffling, augmentation,
-losses and optimiser as fedrecall (`benchmarks/bench.py` records the losses of both), channels last, the fused optimiser, and for bfloat16 a copy of the weights in that type. ``kernels`` gives it
-fedrecall's own CPU kernels too, so that what is left of a difference is the framework.
+losses and optimiser as fedrecall (`benchmarks/bench.py` records the losses of both), channels last, the
+fused optimiser, and for bfloat16 a copy of the weights in that type. ``kernels`` gives it fedrecall's own
+CPU kernels too, so that what is left of a difference is the framework.
 """
 
 from __future__ import annotations
