@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import threading
 import time
 
@@ -89,7 +88,7 @@ def test_watch_draws_a_panel_on_a_terminal(runs):
     run = watch.Follower(runs / "avg-0")
     assert run.look()
     assert not run.look()  # nothing new
-    console = Console(width=80, record=True, file=open(os.devnull, "w"))
+    console = Console(width=80, record=True, file=io.StringIO())
     console.print(watch.view(run, 80))
     said = console.export_text()
     last = run.records[-1]
@@ -126,7 +125,7 @@ def test_a_run_cannot_command_the_terminal(tmp_path):
     follower = watch.Follower(run)
     follower.look()
     follower.records[-1]["failures"] = ["\x1b[2J"]
-    console = Console(width=80, force_terminal=False, record=True, file=open(os.devnull, "w"))
+    console = Console(width=80, force_terminal=False, record=True, file=io.StringIO())
     console.print(watch.view(follower, 80))
     assert "\x1b" not in console.export_text()
 

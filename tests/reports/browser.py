@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -35,10 +36,9 @@ class Browser:
         os.set_inheritable(from_browser, True)
 
         def wire() -> None:  # the browser reads from 3 and writes to 4
-            a, b = os.dup(to_browser), os.dup(from_browser)
-            a, b = os.dup2(a, 13), os.dup2(b, 14)
-            os.dup2(a, 3)
-            os.dup2(b, 4)
+            high = [fcntl.fcntl(end, fcntl.F_DUPFD, 64) for end in (to_browser, from_browser)]
+            os.dup2(high[0], 3)
+            os.dup2(high[1], 4)
 
         self._process = subprocess.Popen(
             [find(), *FLAGS, f"--user-data-dir={profile}", "about:blank"],
