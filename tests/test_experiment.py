@@ -201,3 +201,44 @@ def test_auxiliary_examples_are_the_servers_alone():
     assert len(held) + sum(map(len, federation.parts)) == 160
     with pytest.raises(UserError, match="class 0 has 40"):
         Experiment(config(auxiliary_per_class=41))
+
+
+def test_a_partition_without_a_config_is_of_no_run(tmp_path, straight):
+    Experiment(config(rounds=1, clients=7), tmp_path / "run").run()
+    for path in ("config.json", "made.json", "metrics.jsonl"):  # as a kill before config.json leaves it
+        (tmp_path / "run" / path).unlink()
+    assert same(Experiment(config(), tmp_path / "run").run().weights, straight.weights)
+
+
+def test_a_partition_of_other_clients_is_refused(tmp_path):
+    Experiment(config(rounds=1, clients=7), tmp_path / "other").run()
+    Experiment(config(rounds=1), tmp_path / "run").run()
+    (tmp_path / "run" / "partition.json").write_bytes((tmp_path / "other" / "partition.json").read_bytes())
+    with pytest.raises(UserError, match="of 7 clients, but the run has 8"):
+        Experiment(config(), tmp_path / "run", resume=True)
+
+
+def test_a_checkpoint_of_another_model_is_not_taken_for_a_start_from_scratch(tmp_path):
+    Experiment(config(rounds=1), tmp_path / "run").run()
+    path = tmp_path / "run" / "config.json"
+    path.write_text(path.read_text().replace("mlp:8", "mlp:9"))
+    with pytest.raises(UserError, match="another algorithm or model"):
+        Experiment(config(model="mlp:9"), tmp_path / "run", resume=True)
+
+
+def test_a_full_disk_costs_the_round_and_says_so(tmp_path, straight, monkeypatch):
+    written = []
+
+    def full(source, target, replace=os.replace):
+        written.append(target)
+        if len(written) == 9:  # the second round's manifest
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(UserError, match=r"No space left on device.*resume the run"):
+        Experiment(config(), tmp_path / "run").run()
+    monkeypatch.undo()
+    again = Experiment(config(), tmp_path / "run", resume=True)
+    assert len(again.history) in (1, 2)
+    assert same(again.run().weights, straight.weights)

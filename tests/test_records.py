@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fedrecall.errors import UserError
-from fedrecall.records import Checkpoint, RunFolder, read_metrics
+from fedrecall.memories import Memories
+from fedrecall.records import Checkpoint, History, RunFolder, read_metrics, whole
 
 
 @pytest.fixture
@@ -37,11 +38,117 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder, suffix):
 
 
 def test_memories_named_by_a_kept_checkpoint_are_reported_and_must_exist(folder):
-    folder.save(Checkpoint(1, {"w": torch.zeros(1)}, {"0": "a"}))
-    assert folder.save(Checkpoint(2, {"w": torch.zeros(1)}, {"0": "b"})) == {"a", "b"}
-    (folder.path / "memories").mkdir()
-    (folder.path / "memories" / "a").touch()
+    store = Memories(torch.zeros(2), folder.path / "memories")
+    names = []
+    for number in (1, 2):
+        store.put(0, torch.full((2,), float(number)))
+        saved = store.save()
+        names.append(saved["0"])
+        used = folder.save(Checkpoint(number, {"w": torch.zeros(1)}, saved))
+    assert used == set(names)
+    assert [c.round_number for c in folder.checkpoints()] == [2, 1]
+    newest = folder.path / "memories" / names[1]
+    content = newest.read_bytes()
+    for place in range(len(content)):  # a flipped byte anywhere
+        newest.write_bytes(content[:place] + bytes([content[place] ^ 8]) + content[place + 1 :])
+        assert [c.round_number for c in folder.checkpoints()] == [1]
+    newest.unlink()
     assert [c.round_number for c in folder.checkpoints()] == [1]
+
+
+def test_a_memory_cannot_be_named_outside_its_folder(folder, tmp_path):
+    (tmp_path / "elsewhere").write_bytes(b"")
+    folder.save(Checkpoint(1, {"w": torch.zeros(1)}, {"0": "../../elsewhere"}))
+    folder.save(Checkpoint(2, {"w": torch.zeros(1)}, {"../1": "x"}))
+    assert list(folder.checkpoints()) == []
+
+
+def test_damaged_checkpoints_do_not_push_out_sound_ones(folder):
+    for number in (8, 9):
+        save(folder, number)
+    for path in (folder.path / "checkpoints").glob("*.safetensors"):
+        path.write_bytes(b"damaged")
+    folder.rewind(0)
+    save(folder, 1)
+    assert [c.round_number for c in folder.checkpoints()] == [1]
+
+
+def test_what_a_killed_writer_left_is_swept_away(folder):
+    save(folder, 1)
+    for place in ("", "checkpoints", "memories"):
+        (folder.path / place).mkdir(exist_ok=True)
+        (folder.path / place / ".round-000002.json.123.tmp").write_bytes(b"half")
+    folder.acquire()
+    folder.release()
+    assert not list(folder.path.rglob("*.tmp"))
+    assert [c.round_number for c in folder.checkpoints()] == [1]
+
+
+RECORD = {
+    "round": 1,
+    "lr": 0.1,
+    "chains": [[3], [4]],
+    "train_loss": 1.0,
+    "failures": [],
+    "bytes_down": 5,
+    "bytes_up": 5,
+    "seconds": {"train": 1.0, "clients": [0.5, 0.5]},
+    "accuracy": 0.5,
+    "loss": 1.0,
+    "class_accuracy": [0.5, 0.5],
+    "forgetting": 0.0,
+    "consistency": None,
+}
+
+
+def test_a_history_reads_what_it_does_not_keep(folder):
+    folder.path.mkdir()
+    history = History(folder)
+    assert history == []
+    for number in (1, 2, 3):
+        record = RECORD | {"round": number}
+        folder.append(record)
+        history.append(record)
+    folder.append(RECORD | {"round": 4})  # not its own yet
+    assert [r["round"] for r in history] == [1, 2, 3]
+    assert len(history) == 3
+    assert history[-1] == RECORD | {"round": 3}
+    assert history[0] == RECORD
+    assert [r["round"] for r in history[1:]] == [2, 3]
+    assert history == list(whole(list(history), folder.path))
+    (folder.path / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match="lacks rounds"):
+        list(history)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"round": 2}, "stands where 1 should"),
+        ({"seconds": {"train": 1.0}}, "lacks 'seconds'"),
+        ({"seconds": {"train": 1.0, "clients": [0.5]}}, "seconds of other clients"),
+    ],
+)
+def test_records_that_are_not_whole_are_told_apart(change, words, tmp_path):
+    assert whole([RECORD], tmp_path) == [RECORD]
+    with pytest.raises(UserError, match=words):
+        whole([RECORD | change], tmp_path)
+    for name in RECORD.keys() - {"round", "accuracy"}:
+        with pytest.raises(UserError, match=f"lacks '{name}'"):
+            whole([{k: v for k, v in RECORD.items() if k != name}], tmp_path)
+    with pytest.raises(UserError, match="another number of classes"):
+        whole([RECORD, RECORD | {"round": 2, "class_accuracy": [1.0]}], tmp_path)
+
+
+@pytest.mark.parametrize("value", ["text", [["x"]], {"train": "long"}, True])
+def test_a_record_with_a_part_of_another_type_is_refused(value, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for name in RECORD:
+        path.write_text(json.dumps(RECORD | {name: value}) + "\n")
+        if name == "failures" and isinstance(value, list):
+            continue
+        with pytest.raises(UserError, match="line 1"):
+            list(read_metrics(path))
 
 
 def test_records_are_appended_read_and_rewound(folder):

@@ -31,19 +31,12 @@ from fedrecall.data.federation import Federation, set_apart
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import Diverged, UserError
 from fedrecall.measures import MEASURES
-from fedrecall.measures.accuracy import (
-    Evaluation,
-    accuracy,
-    class_accuracy,
-    consistency,
-    evaluate,
-    forgetting,
-)
+from fedrecall.measures.accuracy import Evaluation, Recall, accuracy, class_accuracy, evaluate
 from fedrecall.measures.moment import Moment
 from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.networks import build
-from fedrecall.records import Checkpoint, RunFolder
+from fedrecall.records import Checkpoint, History, RunFolder, whole
 from fedrecall.sinks import following
 from fedrecall.training import Failure
 
@@ -77,8 +70,8 @@ class Result:
     """A finished run."""
 
     config: Config
-    history: list[dict[str, Any]]
-    """One record a round, as in metrics.jsonl."""
+    history: Sequence[dict[str, Any]]
+    """One record a round, as in metrics.jsonl; of a run with a folder they are read from there."""
     weights: Weights
     """The final global model."""
     model: Model
@@ -162,30 +155,42 @@ class Experiment:
         memory = self.algorithm.remember(weights)
         self.memory_bytes = trees.size_in_bytes(memory)
         self.memories = self.open_memories(memory, self.folder.path / "memories" if self.folder else None)
-        self.history: list[dict[str, Any]] = []
-        if self.folder is not None and self.folder.started:
-            self._restore(self.folder)
+        self.history: list[dict[str, Any]] | History = []
+        self._recall = Recall()
         if self.folder is not None:
-            if not self.folder.started and given is None:
-                partitions.save(self.folder.path / "partition.json", *describe(self.federation))
-            files.write_json(self.folder.path / "config.json", configs.as_dict(config))
-            _note_start(self.folder.path / "made.json")
+            with files.writing(self.folder.path):
+                self._open(self.folder, save_partition=given is None)
+
+    def _open(self, folder: RunFolder, save_partition: bool) -> None:
+        """Begin the run folder, or go on from what is there; only a folder with a config has begun."""
+        if folder.started:
+            self._restore(folder)
+        else:
+            self.history = History(folder, folder.rewind(0))
+            if save_partition:
+                partitions.save(folder.path / "partition.json", *describe(self.federation))
+        files.write_json(folder.path / "config.json", configs.as_dict(self.config))
+        _note_start(folder.path / "made.json")
 
     def _restore(self, folder: RunFolder) -> None:
+        played = 0
         for checkpoint in folder.checkpoints():
-            try:
-                server = trees.restore(self.server, checkpoint.arrays, "checkpoint")
-            except ValueError:
-                continue
-            self.server = server
-            self.memories.load(checkpoint.memories)
-            self.history = folder.rewind(checkpoint.round_number)
-            if len(self.history) != checkpoint.round_number:
+            if not _fits(self.server, checkpoint.arrays):
                 raise UserError(
-                    f"{folder.path}/metrics.jsonl lacks rounds before round {checkpoint.round_number}."
+                    f"{folder.path} holds the checkpoint of another algorithm or model than its config now "
+                    "makes: resume it with the code that it was begun with, or give another --out."
                 )
-            return
-        self.history = folder.rewind(0)
+            self.server = trees.restore(self.server, checkpoint.arrays, "checkpoint")
+            self.memories.load(checkpoint.memories)
+            played = checkpoint.round_number
+            break
+        kept = whole(folder.rewind(played), folder.path / "metrics.jsonl")
+        if len(kept) != played:
+            raise UserError(f"{folder.path}/metrics.jsonl lacks rounds before round {played}.")
+        for record in kept:
+            if "class_accuracy" in record:
+                self._recall.step(np.array(record["class_accuracy"]))
+        self.history = History(folder, kept)
 
     def run(self) -> Result:
         """Play the rounds that are left."""
@@ -304,8 +309,8 @@ class Experiment:
                 if number % measure.every == 0 or number == config.rounds:
                     record.setdefault("measures", {})[name] = measure(moment)
                     record["seconds"].setdefault("measures", {})[name] = clock.lap()
-        self.history.append(record)
         self._save(number, record, clock)
+        self.history.append(record)
         for sink in self.sinks:
             sink.record(record)
 
@@ -328,13 +333,13 @@ class Experiment:
 
     def _accuracies(self, confusion: np.ndarray, loss: float) -> dict[str, Any]:
         classes = class_accuracy(confusion)
-        curve = np.array([r["class_accuracy"] for r in self.history if "class_accuracy" in r] + [classes])
+        forgotten, consistent = self._recall.step(classes)
         return {
             "accuracy": accuracy(confusion),
             "loss": loss,
             "class_accuracy": [float(a) for a in classes],
-            "forgetting": forgetting(curve),
-            "consistency": consistency(curve[-2], classes) if len(curve) > 1 else None,
+            "forgetting": forgotten,
+            "consistency": consistent,
         }
 
     def _save(self, number: int, record: dict[str, Any], clock: "Clock") -> None:
@@ -342,13 +347,24 @@ class Experiment:
             return
         last = number == self.config.rounds or self._stop is not None
         due = last or number % self.config.checkpoint_every == 0
-        if due:
-            saved = self.memories.save()
-            record["seconds"]["memories"] = clock.lap()
-        self.folder.append(record)
-        if due:
-            used = self.folder.save(Checkpoint(number, trees.arrays(self.server), saved))
-            self.memories.prune(used)
+        with files.writing(self.folder.path):
+            if due:
+                saved = self.memories.save()
+                record["seconds"]["memories"] = clock.lap()
+            self.folder.append(record)
+            if due:
+                used = self.folder.save(Checkpoint(number, trees.arrays(self.server), saved))
+                self.memories.prune(used)
+
+
+def _fits(server: Any, arrays: Mapping[str, torch.Tensor]) -> bool:
+    """Whether this is a state of the algorithm and the model; of the weights the shapes are known too."""
+    expected = trees.arrays(server)
+    return expected.keys() == arrays.keys() and all(
+        (t.shape, t.dtype) == (arrays[n].shape, arrays[n].dtype)
+        for n, t in expected.items()
+        if n.startswith("weights/")
+    )
 
 
 @contextmanager
@@ -400,8 +416,10 @@ def federate(
     if per_class:
         rest, auxiliary = set_apart(labels, dataset.classes, per_class, seed)
     saved = folder.path / "partition.json" if folder is not None else None
-    if saved is not None and saved.exists():
+    if saved is not None and folder is not None and folder.started and saved.exists():
         parts, _ = partitions.load(saved, len(labels))
+        if len(parts) != config.clients:
+            raise UserError(f"{saved} is of {len(parts)} clients, but the run has {config.clients}.")
     else:
         split = PARTITIONS.make(config.partition).split(labels[rest], config.clients, seed)
         parts = [rest[part] for part in split]

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,15 @@ def read_json(path: Path) -> Any:
 
 def write_arrays(path: Path, arrays: Mapping[str, Tensor]) -> str:
     """Write named arrays as safetensors; returns the checksum of the file."""
-    # Copied because safetensors refuses two names for the same memory.
-    content = save(
-        {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in arrays.items()}
-    )
+    content = packed(arrays)
     write(path, content)
     return checksum(content)
+
+
+def packed(arrays: Mapping[str, Tensor]) -> bytes:
+    """Named arrays as the content of a safetensors file."""
+    # Copied because safetensors refuses two names for the same memory.
+    return save({n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in arrays.items()})
 
 
 def read_arrays(path: Path, expected: str | None = None) -> dict[str, Tensor]:
@@ -71,6 +75,33 @@ def read_arrays(path: Path, expected: str | None = None) -> dict[str, Tensor]:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path} cannot be read as safetensors: {error}.") from error
+
+
+def intact(path: Path, expected: str) -> bool:
+    """Whether the file can be read and has this checksum."""
+    try:
+        return checksum(path.read_bytes()) == expected
+    except (OSError, ValueError):  # a name with a null character is a ValueError
+        return False
+
+
+def sweep(folder: Path) -> None:
+    """Delete what writers that were killed left half written in a folder; nobody may be writing to it."""
+    for path in folder.glob(".*.tmp"):
+        with suppress(OSError):
+            path.unlink()
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Say in a sentence that a folder cannot be written, as when the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder}: {error.strerror or error}. What was saved before is kept: see to it "
+            "that there is room and that the folder may be written, then resume the run."
+        ) from error
 
 
 def checksum(content: bytes) -> str:

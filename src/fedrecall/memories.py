@@ -2,19 +2,27 @@
 
 A memory exists from a client's first visit on. The most recently used ones are kept in RAM, the
 others as safetensors files. A file is never written over, its name counts versions, so that a
-checkpoint is no more than a list of names and going back to it needs no copying.
+checkpoint is no more than a list of names and going back to it needs no copying. The name also holds
+the content's checksum, so that the list says what the files must be.
 """
 
+import re
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedrecall import trees
-from fedrecall.files import read_arrays, write_arrays
+from fedrecall import files, trees
 
 CACHE_BYTES = 512 * 2**20
+_NAME = re.compile(r"client-\d+-(\d+)-([0-9a-f]{32})\.safetensors")
+
+
+def intact(folder: Path, name: str) -> bool:
+    """Whether a memory of this name is there and is what was written."""
+    match = _NAME.fullmatch(name)
+    return match is not None and files.intact(folder / name, match[2])
 
 
 class Memories:
@@ -45,7 +53,9 @@ class Memories:
             self._cache.move_to_end(client)
             return self._cache[client]
         if client in self._files:
-            flat = read_arrays(self.folder / self._files[client])
+            name = self._files[client]
+            match = _NAME.fullmatch(name)
+            flat = files.read_arrays(self.folder / name, match[2] if match else "")
             return self._keep(client, trees.restore(self.template, flat, f"memory of client {client}"))
         return first()
 
@@ -62,12 +72,12 @@ class Memories:
         self._saved = set(self._files.values())
         return {str(client): name for client, name in sorted(self._files.items())}
 
-    def load(self, files: Mapping[str, str]) -> None:
+    def load(self, saved: Mapping[str, str]) -> None:
         """Go back to what `save` returned."""
         self._cache.clear()
         self._unwritten.clear()
         self._cached = 0
-        self._files = {int(client): name for client, name in files.items()}
+        self._files = {int(client): name for client, name in saved.items()}
         self._saved = set(self._files.values())
 
     def prune(self, used: set[str]) -> None:
@@ -98,9 +108,12 @@ class Memories:
     def _write(self, client: int) -> None:
         # Never over the file of before: a checkpoint may still name it.
         before = self._files.get(client)
-        version = int(before.split("-")[2].split(".")[0]) + 1 if before else 1
-        name = f"client-{client:06d}-{version:06d}.safetensors"
-        write_arrays(self.folder / name, trees.arrays(self._cache[client]))
+        match = _NAME.fullmatch(before) if before else None
+        version = int(match[1]) + 1 if match else 1
+        content = files.packed(trees.arrays(self._cache[client]))
+        name = f"client-{client:06d}-{version:06d}-{files.checksum(content)}.safetensors"
+        with files.writing(self.folder):
+            files.write(self.folder / name, content)
         self._files[client] = name
         self._unwritten.discard(client)
         if before and before not in self._saved:  # spilled since the last checkpoint, and now out of date

@@ -12,13 +12,14 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex, overload
 
 from torch import Tensor
 
-from fedrecall import files
+from fedrecall import files, memories
 from fedrecall.errors import UserError
 
 KEPT = 2  # checkpoints: if the last is damaged the one before is used
@@ -57,6 +58,8 @@ class RunFolder:
             os.close(self._lock)
             self._lock = None
             raise UserError(f"another run is writing to {self.path}: choose another --out.") from None
+        for folder in (self.path, self.path / "checkpoints", self.path / "memories"):
+            files.sweep(folder)
 
     def release(self) -> None:
         """Give the folder back."""
@@ -83,17 +86,22 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def rewind(self, round_number: int) -> list[dict[str, Any]]:
-        """Drop the records after a round; returns those that stay."""
+        """Drop the records and checkpoints after a round; returns the records that stay."""
         path = self.path / "metrics.jsonl"
         kept = [r for r in self.metrics() if r["round"] <= round_number]
         lines = "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in kept)
         files.write(path, lines.encode())
+        for later in (self.path / "checkpoints").glob("round-*.json"):
+            # Else a damaged checkpoint would count as one of those to keep, in place of a sound one.
+            if later.stem > _stem(round_number):
+                later.unlink(missing_ok=True)
+                later.with_suffix(".safetensors").unlink(missing_ok=True)
         return kept
 
     def save(self, checkpoint: Checkpoint) -> set[str]:
         """Write a checkpoint and delete the oldest; returns the memory files still named by any."""
         folder = self.path / "checkpoints"
-        stem = f"round-{checkpoint.round_number:06d}"
+        stem = _stem(checkpoint.round_number)
         digest = files.write_arrays(folder / f"{stem}.safetensors", checkpoint.arrays)
         manifest = {"round": checkpoint.round_number, "arrays": digest, "memories": checkpoint.memories}
         files.write_json(folder / f"{stem}.json", {**manifest, "checksum": _digest(manifest)})
@@ -115,11 +123,51 @@ class RunFolder:
             try:
                 found = _manifest(path)
                 arrays = files.read_arrays(path.with_suffix(".safetensors"), found["arrays"])
-                if not all((self.path / "memories" / name).is_file() for name in found["memories"].values()):
-                    raise UserError(f"{path} names memories that are not there.")
+                if not all(memories.intact(self.path / "memories", n) for n in found["memories"].values()):
+                    raise UserError(f"{path} names memories that are damaged or not there.")
             except UserError:
                 continue
             yield Checkpoint(found["round"], arrays, found["memories"])
+
+
+class History(Sequence[dict[str, Any]]):
+    """The records of a run folder, read when they are looked at, so that a long run does not fill memory."""
+
+    def __init__(self, folder: RunFolder, played: Sequence[dict[str, Any]] = ()):
+        """``played``: those that the folder has."""
+        self._path = folder.path / "metrics.jsonl"
+        self._count = len(played)
+        self._last = played[-1] if played else None
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Count a record that was appended to the folder."""
+        self._count += 1
+        self._last = record
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        read = 0
+        for record in islice(read_metrics(self._path), self._count):
+            read += 1
+            yield record
+        if read < self._count:
+            raise UserError(f"{self._path} lacks rounds that were played: was it changed or deleted?")
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if self._last is not None and index in (-1, self._count - 1):
+            return self._last
+        return list(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -136,13 +184,73 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
-            if not isinstance(record, dict) or not isinstance(record.get("round"), int):
-                raise ValueError("not a round's record")
+            _check(record)
         except (ValueError, RecursionError) as error:
             if number == len(lines):  # no newline after it: the writer was cut short
                 return
             raise UserError(f"{path}, line {number}: {error}.") from error
         yield record
+
+
+_NUMBER = (int, float)
+_PARTS: dict[str, tuple[type, ...]] = {
+    "lr": _NUMBER,
+    "chains": (list,),
+    "train_loss": _NUMBER,
+    "failures": (list,),
+    "bytes_down": _NUMBER,
+    "bytes_up": _NUMBER,
+    "seconds": (dict,),
+}
+_EVALUATED: dict[str, tuple[type, ...]] = {
+    "accuracy": _NUMBER,
+    "loss": _NUMBER,
+    "class_accuracy": (list,),
+    "forgetting": _NUMBER,
+    "consistency": (*_NUMBER, type(None)),
+}
+_OTHERS: dict[str, tuple[type, ...]] = {"memory_bytes": _NUMBER, "measures": (dict,)}
+
+
+def _check(record: Any) -> None:
+    """Raise ValueError unless what is there of a record has its type."""
+    if not isinstance(record, dict) or type(record.get("round")) is not int:
+        raise ValueError("not a round's record")
+    for name, types in (_PARTS | _EVALUATED | _OTHERS).items():
+        if name in record and (not isinstance(record[name], types) or isinstance(record[name], bool)):
+            raise ValueError(f"{name} is {type(record[name]).__name__}, which it cannot be")
+    if not all(_is_number(a) for a in record.get("class_accuracy", [])):
+        raise ValueError("class_accuracy holds something else than numbers")
+    for chain in record.get("chains", []):
+        if not isinstance(chain, list) or not all(type(k) is int for k in chain):
+            raise ValueError("chains holds something else than clients")
+    seconds = record.get("seconds", {})
+    if not all(map(_is_number, seconds.get("clients", []))) or not _is_number(seconds.get("train", 0)):
+        raise ValueError("seconds holds something else than numbers")
+    if not isinstance(seconds.get("measures", {}), dict) or not _is_number(seconds.get("evaluate", 0)):
+        raise ValueError("seconds holds something else than numbers")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, _NUMBER) and not isinstance(value, bool)
+
+
+def whole(records: Sequence[dict[str, Any]], where: Path) -> Sequence[dict[str, Any]]:
+    """The records, or a UserError unless they are of rounds 1, 2, ... and each has all of its parts."""
+    classes = None
+    for number, record in enumerate(records, start=1):
+        evaluated = "accuracy" in record
+        missing = [n for n in (*_PARTS, *(_EVALUATED if evaluated else ())) if n not in record]
+        if record["round"] != number:
+            raise UserError(f"{where}: the record of round {record['round']} stands where {number} should.")
+        if missing or not {"train", "clients"} <= record["seconds"].keys():
+            raise UserError(f"{where}: the record of round {number} lacks {(missing or ['seconds'])[0]!r}.")
+        if sum(map(len, record["chains"])) != len(record["seconds"]["clients"]):
+            raise UserError(f"{where}: the record of round {number} has seconds of other clients.")
+        if evaluated and classes not in (None, len(record["class_accuracy"])):
+            raise UserError(f"{where}: the record of round {number} has another number of classes.")
+        classes = len(record["class_accuracy"]) if evaluated else classes
+    return records
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
@@ -176,12 +284,18 @@ def _manifest(path: Path) -> dict[str, Any]:
     found = files.read_json(path)
     try:
         digest = found.pop("checksum")
-        sound = _digest(found) == digest and isinstance(found["memories"], dict)
+        sound = _digest(found) == digest and type(found["round"]) is int and found["round"] > 0
+        sound = sound and isinstance(found["arrays"], str)
+        sound = sound and all(k.isdecimal() and isinstance(n, str) for k, n in found["memories"].items())
     except (AttributeError, KeyError, TypeError):
         sound = False
     if not sound:
         raise UserError(f"{path} is damaged.")
     return dict(found)
+
+
+def _stem(round_number: int) -> str:
+    return f"round-{round_number:06d}"
 
 
 def _digest(manifest: dict[str, Any]) -> str:

@@ -66,3 +66,13 @@ def test_evaluate_counts_every_example_once_whatever_the_batch():
         found = A.evaluate(model, model.initial(), data, batch)
         assert found.confusion.tolist() == [[2, 0], [1, 2]]
         assert found.loss == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_round_by_round_as_from_the_whole_history():
+    curve = np.random.default_rng(0).random((30, 4))
+    recall = A.Recall()
+    assert recall.step(curve[0]) == (0.0, None)
+    for t in range(1, len(curve)):
+        forgotten, consistent = recall.step(curve[t])
+        assert forgotten == pytest.approx(A.forgetting(curve[: t + 1]), abs=1e-15)
+        assert consistent == A.consistency(curve[t - 1], curve[t])

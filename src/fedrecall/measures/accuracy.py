@@ -53,6 +53,22 @@ def forgetting(history: np.ndarray) -> float:
     return float((history[:-1].max(0) - history[-1]).mean())
 
 
+class Recall:
+    """Forgetting and consistency, round by round, without keeping what they were computed from."""
+
+    def __init__(self) -> None:
+        self._best: np.ndarray | None = None
+        self._last: np.ndarray | None = None
+
+    def step(self, classes: np.ndarray) -> tuple[float, float | None]:
+        """`forgetting` and `consistency` after a round with these class accuracies."""
+        best, last = self._best, self._last
+        self._best, self._last = classes if best is None else np.maximum(best, classes), classes
+        if best is None or last is None:
+            return 0.0, None
+        return float((best - classes).mean()), consistency(last, classes)
+
+
 def consistency(a: np.ndarray, b: np.ndarray) -> float:
     """Cosine similarity of two vectors of class accuracies; 0 if one of them is all zeros."""
     norms = np.linalg.norm(a) * np.linalg.norm(b)
