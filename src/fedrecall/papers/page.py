@@ -6,10 +6,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from fedrecall import config as configs
 from fedrecall import files
+from fedrecall.errors import UserError
 from fedrecall.papers.paper import PAPERS, Cell, Paper, Table, Variant, load_paper
 from fedrecall.papers.quantities import QUANTITIES
-from fedrecall.papers.reproduction import notes
 from fedrecall.papers.results import FOLDER, Outcome, Results, identity
 from fedrecall.papers.verdicts import (
     NOT_REPRODUCED,
@@ -50,11 +51,13 @@ ARBITER = """## The authors' own code as arbiter
 
 Where a level disagrees with a published one, the code that FedNTD's authors released (Lee-Gihun/FedNTD, for
 FedNTD and its baselines) can be run on the same data at its shipped configuration. Nothing of it is part of
-this package. `benchmarks/arbiter.py` fetches it into a folder of its own, stands in for what it imports and
-this project does without (torchvision's readers and transforms, wandb's log), converts the data, runs
-it, and prints its accuracy round by round beside ours:
+this package; `benchmarks/arbiter/` stands in for what it imports and this project does without (torchvision's
+readers and transforms, wandb's log), runs it, and prints its accuracy round by round beside ours:
 
-    python benchmarks/arbiter.py --work /tmp/arbiter --algorithm fedntd --rounds 10
+    git clone https://github.com/Lee-Gihun/FedNTD /tmp/arbiter/code
+    python benchmarks/arbiter/run.py --code /tmp/arbiter/code --algorithm fedntd --rounds 20
+
+Its partition, its clients and its batches are its own, so what compares is the level, not the curve.
 """
 
 
@@ -72,6 +75,28 @@ def render(folder: Path = FOLDER) -> str:
         parts += [_table(paper, t, results, why) for t in paper.tables.values()]
     parts.append(ARBITER)
     return "\n".join(parts)
+
+
+def notes(folder: Path) -> dict[str, str]:
+    """Why something did not reproduce, as far as found: notes.yaml beside the results.
+
+    Its keys are cells (``fedntd/table1 cifar10/shard2 fedntd``), columns and tables.
+    """
+    path = folder / "notes.yaml"
+    if not path.exists():
+        return {}
+    known: set[str] = set()
+    for name in PAPERS:
+        for t in load_paper(name).tables.values():
+            own = f"{name}/{t.name}"
+            known |= {own, *(f"{own} {c}" for c in t.columns), *(c.key for c in t.cells)}
+    held = configs.load(path)
+    for key, text in held.items():
+        if key not in known:
+            raise UserError(f"{path} has a note on {key!r}, which is no table, column or cell.")
+        if not isinstance(text, str):
+            raise UserError(f"{path}: the note on {key!r} must be text.")
+    return held
 
 
 def _overview(results: Results) -> str:

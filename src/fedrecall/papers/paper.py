@@ -77,7 +77,15 @@ class Cell:
     def config(self, seed: int = 0, variant: Variant | None = None, **changes: Any) -> Config:
         """The paper's setup with this seed; ``changes`` are plain config values."""
         settings = self.settings | (variant.settings if variant else {})
-        return _config({**settings, **changes, "seed": seed})
+        if changes:
+            return _config({**settings, **changes, "seed": seed})
+        key = self.key, seed, variant.name if variant else None
+        if key not in _made:
+            _made[key] = _config({**settings, "seed": seed})
+        return _made[key]
+
+
+_made: dict[tuple[str, int, str | None], Config] = {}  # checking a config costs more than looking it up
 
 
 @dataclass(frozen=True)

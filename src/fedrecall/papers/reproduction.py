@@ -226,14 +226,3 @@ def differences(wanted: Config, given: Config) -> list[str]:
         else:
             found.append(f"{key} = {value!r}, not {b.get(key)!r}")
     return found
-
-
-def notes(results: Path) -> dict[str, str]:
-    """Why something did not reproduce, by cell, column or table: notes.yaml beside the results."""
-    path = results / "notes.yaml"
-    if not path.exists():
-        return {}
-    held = configs.load(path)
-    if not all(isinstance(v, str) for v in held.values()):
-        raise UserError(f"{path}: every note must be text.")
-    return held

@@ -102,7 +102,7 @@ def identity(config: Config) -> str:
     Settings that say how it is computed do not enter, nor does a setting at its default, so that a
     new one does not make old results strangers.
     """
-    mine, usual = configs.as_dict(config), configs.as_dict(Config())
+    mine, usual = ({**configs.as_dict(c), "sample": c.sampled} for c in (config, Config()))
     what = {k: v for k, v in mine.items() if k not in APART and v != usual.get(k)}
     return files.checksum(json.dumps(what, sort_keys=True).encode())[:10]
 

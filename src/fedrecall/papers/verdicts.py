@@ -14,8 +14,8 @@ SPREADS = 2.0
 """How many standard deviations a mean may be off: 19 of 20 trials are within two."""
 UNKNOWN_STD = 1.0
 """Points of accuracy taken for a spread where a paper gives none at all."""
-NEAR_CHANCE = 2.0
-"""Points above chance up to which a run counts as failed."""
+FAILED = 10.0 + 2.0
+"""Up to which accuracy a run counts as failed: two points above chance (all such cells have ten classes)."""
 
 NOT_RUN, PARTIAL, REPRODUCED, NOT_REPRODUCED = "not run", "unfinished", "reproduced", "not reproduced"
 
@@ -79,15 +79,11 @@ def judge(
         return Verdict(value, std, None, NOT_RUN, None)
     if not measured.complete:
         return Verdict(value, std, measured, PARTIAL, None)
-    if value is None:
-        return Verdict(
-            value, std, measured, REPRODUCED if cell.failed and quantity == "accuracy" else "", None
-        )
     if cell.failed and quantity == "accuracy":
-        off = measured.summary.mean - value
-        return Verdict(
-            value, std, measured, REPRODUCED if off <= NEAR_CHANCE else NOT_REPRODUCED, NEAR_CHANCE
-        )
+        word = REPRODUCED if measured.summary.mean <= FAILED else NOT_REPRODUCED
+        return Verdict(value, std, measured, word, None)
+    if value is None:
+        return Verdict(value, std, measured, "", None)
     allowed = tolerance(paper, quantity, std, measured.summary.std)
     near = abs(measured.summary.mean - value) <= allowed
     return Verdict(value, std, measured, REPRODUCED if near else NOT_REPRODUCED, allowed)

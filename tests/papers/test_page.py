@@ -1,0 +1,43 @@
+"""docs/reproduction.md is what the results say now."""
+
+from pathlib import Path
+
+from tests.papers.outcomes import outcome
+
+from fedrecall.papers import PAPERS, load_paper, table
+from fedrecall.papers.page import PAGE, render
+from fedrecall.papers.results import FOLDER, save
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_the_page_is_up_to_date():
+    assert (ROOT / PAGE).read_text() == render(ROOT / FOLDER), "run `make docs`"
+
+
+def test_every_cell_and_every_gap_stands_on_the_page(tmp_path):
+    page = render(tmp_path)
+    assert "Nothing has been run yet." in page
+    for name in PAPERS:
+        paper = load_paper(name)
+        assert all(" ".join(gap.split()) in page for gap in paper.gaps)
+        assert all(f"`{v}`" in page for v in paper.variants)
+        for t in paper.tables.values():
+            assert f"### {name}/{t.name}:" in page
+            for c in t.cells:
+                assert f"| {c.column} | {c.method} |" in page
+
+
+def test_rows_say_what_was_measured_after_how_many_rounds(tmp_path):
+    t = table("fedntd/table1")
+    whole, part, base = (t.cell("cifar10/shard2", m) for m in ("fedntd", "scaffold", "fedavg"))
+    save(outcome(whole, [50.0] * 199 + [52.0], forgetting=[0.5] * 199 + [0.6]), tmp_path)
+    save(outcome(base, [50.0] * 199 + [41.0], forgetting=[0.59] * 200), tmp_path)
+    save(outcome(part, [30.0, 31.0], precision="bfloat16"), tmp_path)
+    page = render(tmp_path)
+    row = "| cifar10/shard2 | fedntd | 52.61 ± 1.00; F 0.43 | 52.00; F 0.60 | 1 | 200 | "
+    assert row + "-0.61 (within its spread); F +0.17 | reproduced; F: not reproduced |" in page
+    assert "| 31.00; F 0.10 | 1 (bfloat16) | **2** of 200 | -13.60; F -0.43 | unfinished |" in page
+    assert "| cifar10/shard2 | fedntd | +12.47 | +11.00 | 1 | 200 |" in page
+    assert "| cifar10/shard2 | scaffold | +4.46 | -19.00 | 1 | **2** of 200 |" in page
+    assert "a CPU, torch 2.13.0, bfloat16: 1 runs, 2 rounds, 2026-11-20, revisions abc" in page

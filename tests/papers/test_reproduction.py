@@ -1,0 +1,289 @@
+"""`fedrecall reproduce` from end to end, on noise in folders laid out like the papers' data sets."""
+
+import json
+import shutil
+import sys
+
+import pytest
+from tests.data.test_datasets import mirror
+from tests.papers.outcomes import outcome
+
+from fedrecall import files
+from fedrecall.cli import main
+from fedrecall.data.datasets import load
+from fedrecall.errors import UserError
+from fedrecall.experiment import Experiment
+from fedrecall.papers import load_paper, table
+from fedrecall.papers.page import render
+from fedrecall.papers.reproduction import Pace, adopt, carry_out, differences, duration, plan, stacks
+from fedrecall.papers.results import Results, path_of, read, run_folder, save
+
+TEN = tuple("abcdefghij")
+TABLE1 = table("fedntd/table1")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Data sets in the hub's layout: 400 and 40 pictures of noise as CIFAR-10, fewer of the others."""
+    root = tmp_path_factory.mktemp("hub")
+    mirror(root, "cifar10", train=400, rest=40, names=TEN)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path_factory, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path_factory.getbasetemp() / "papers-cache"))
+    monkeypatch.delenv("FEDRECALL_DATA", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["fedrecall", *map(str, words)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        said = capsys.readouterr()
+        return exit_.value.code or 0, " ".join(said.out.split()), " ".join(said.err.split())
+
+    return run
+
+
+def test_it_runs_breadth_first_skips_resumes_and_writes_as_it_goes(call, root, tmp_path):
+    words = ("reproduce", "fedntd/table1", "--columns", "cifar10/shard2", "--methods", "fedavg,fedntd")
+    words += ("--data-root", root, "--backend", "serial", "--results", "results", "--out", "out")
+    code, said, _ = call(*words, "--seeds", 2, "--rounds", 1)
+    assert code == 0
+    order = ["fedavg, seed 0", "fedntd, seed 0", "fedavg, seed 1", "fedntd, seed 1"]
+    places = [said.index(f"fedntd/table1 cifar10/shard2 {what}:") for what in order]
+    assert places == sorted(places)
+    assert "1 of 200" in said
+    assert "unfinished" in said
+    assert "52.61 ± 1.00" in said
+    found = Results.load(tmp_path / "results")
+    assert [len(found.of(TABLE1.cell("cifar10/shard2", m).config())) for m in ("fedavg", "fedntd")] == [2, 2]
+
+    code, said, _ = call(*words, "--seeds", 2, "--rounds", 1)
+    assert code == 0
+    assert "nothing is missing" in said
+
+    cell = TABLE1.cell("cifar10/shard2", "fedavg")
+    before = read(path_of(cell.config(), tmp_path / "results"))
+    code, _, _ = call(
+        *words, "--methods", "fedavg", "--seeds", 1, "--rounds", 1, "--switch", "fixed-partition"
+    )
+    assert code == 0
+    code, _, _ = call(*words, "--methods", "fedavg", "--seeds", 1, "--rounds", 2)
+    after = read(path_of(cell.config(), tmp_path / "results"))
+    assert (before.done, after.done) == (1, 2)
+    assert after.accuracy[:1] == before.accuracy
+    assert after.measures["alignment"]["layers"]["fc1"]["neurons"] == 512
+
+    whole = Experiment(cell.config(rounds=2, backend="serial"), dataset=load("cifar10", root=root)).run()
+    assert after.accuracy == [round(r["accuracy"], 4) for r in whole.history]
+
+    code, said, _ = call("list", "papers")
+    assert code == 0
+    assert "fedntd/table1" in said
+    page = render(tmp_path / "results")
+    assert "| cifar10/shard2 | fedavg | 40.14 ± 1.15; F 0.59 |" in page
+    assert "with `fixed-partition`" in page
+
+
+def test_a_run_made_otherwise_is_taken_if_it_is_the_papers(call, root, tmp_path):
+    data = load("cifar10", root=root)
+    cell = TABLE1.cell("cifar10/shard3", "scaffold")
+    Experiment(cell.config(4, rounds=1, backend="serial", measures=()), tmp_path / "mine", dataset=data).run()
+    code, said, _ = call(
+        *("reproduce", "fedntd/table1", "--columns", "cifar10/shard3", "--methods", "scaffold"),
+        *("--from", "mine", "--results", "results"),
+    )
+    assert code == 0
+    assert "cifar10/shard3 scaffold, seed 4: 1 of 1 rounds" in said
+    assert "1 of 200" in said
+    # Moved to where it says, it is gone on with.
+    folder = run_folder(cell.config(4), tmp_path / "runs" / "reproduction")
+    assert str(folder.relative_to(tmp_path)) in said
+    folder.parent.mkdir(parents=True)
+    (tmp_path / "mine").rename(folder)
+    results = Results.load(tmp_path / "results")
+    out = tmp_path / "runs" / "reproduction"
+    plans = plan(TABLE1, [cell], [4], results, out, rounds=2, backend="serial")
+    carry_out(plans, tmp_path / "results", lambda _: None, lambda _: Silent(), root)
+    assert read(path_of(cell.config(4), tmp_path / "results")).done == 2
+
+    def made_with(lr):
+        """The same run, had its learning rate been another."""
+        copy = shutil.copytree(folder, tmp_path / f"lr{lr}")
+        held = files.read_json(copy / "config.json")
+        held["training"]["lr"] = lr
+        files.write_json(copy / "config.json", held)
+        return copy
+
+    with pytest.raises(UserError, match=r"cifar10/shard3 scaffold has training.lr = 0.01, not 0.5"):
+        adopt(TABLE1, made_with(0.5), tmp_path / "results", tuple(load_paper("fedntd").variants.values()))
+    _, found, _ = adopt(
+        TABLE1, made_with(0.1), tmp_path / "results", (load_paper("fedntd").variant("lr-0.1"),)
+    )
+    assert found.config.training.lr == 0.1
+
+
+class Silent:
+    def begin(self, config, history):
+        pass
+
+    def record(self, record):
+        pass
+
+    def end(self):
+        pass
+
+
+def test_a_run_that_turns_to_nan_is_noted_as_failed_and_the_next_goes_on(root, tmp_path):
+    cells = TABLE1.choose(["cifar10/shard2"], ["fedavg", "fednova"])
+    plans = plan(TABLE1, cells, [0], Results(), tmp_path, rounds=2, backend="serial", **{"training.lr": 1e30})
+    said = []
+    assert carry_out(plans, tmp_path / "results", said.append, lambda _: Silent(), root) == []
+    assert sum("failed: every client of the round failed" in line for line in said) == 2
+    found = list(Results.load(tmp_path / "results"))
+    assert len(found) == 2
+    assert all(r.failed for r in found)
+    again = plan(
+        TABLE1, cells, [0], Results(found), tmp_path, rounds=2, backend="serial", **{"training.lr": 1e30}
+    )
+    assert again == []
+
+
+def test_data_that_is_not_here_leaves_out_what_needs_it_alone(call, root):
+    words = ("--data-root", root, "--backend", "serial", "--rounds", 1, "--seeds", 1, "--methods", "fedavg")
+    code, said, error = call(
+        "reproduce", "fedntd/table1", *words, "--columns", "cinic10/shard2,cifar10/shard2"
+    )
+    assert code == 0
+    assert "left out: the data set cinic10 cannot be had" in said
+    code, _, error = call("reproduce", "fedntd/table1", *words, "--columns", "cinic10/shard2")
+    assert code == 2
+    assert "no data set that this needs" in error
+
+
+SMALL = {"clients": 4, "sample": 2, "rounds": 1, "training.local_epochs": 1, "backend": "serial"}
+ELSEWHERE = [
+    # what is not here: cell, and what makes it small (partition, algorithm and augmentation are the paper's)
+    ("fashion_mnist", "sfedkd/table1", "fashion_mnist/exdir2-0.5", "sfedkd", {"rounds": 2}),
+    ("cinic10", "fedntd/table1", "cinic10/shard2", "fedntd", {}),
+    ("cifar100", "fedntd/table1", "cifar100/shard10", "moon", {}),
+    (
+        "cifar100",
+        "fedssd/table1",
+        "cifar100",
+        "moon",
+        {"model": "resnet50:width=4", "auxiliary_per_class": 2},
+    ),
+    (
+        "tiny_imagenet",
+        "fedssd/table1",
+        "tinyimagenet",
+        "fedssd",
+        {"model": "resnet50:width=4", "algorithm.auxiliary_per_class": 2, "auxiliary_per_class": 2},
+    ),
+    ("ham10000", "sfedkd/table1", "ham10000/exdir2-1", "cwc", {}),
+]
+
+
+@pytest.mark.parametrize(("dataset", "name", "column", "method", "small"), ELSEWHERE)
+def test_recipes_for_data_that_is_not_here_run_on_its_layout(tmp_path, dataset, name, column, method, small):
+    mirror(tmp_path / "hub", dataset, train=60, rest=6)
+    t = table(name)
+    cell = t.cell(column, method)
+    changes = {**SMALL, **small}
+    plans = plan(t, [cell], [0], Results(), tmp_path / "out", **changes)
+    assert carry_out(plans, tmp_path / "results", lambda _: None, lambda _: Silent(), tmp_path / "hub") == []
+    (found,) = Results.load(tmp_path / "results")
+    assert found.done == changes["rounds"]
+    assert found.failures == 0
+
+
+def test_the_same_experiment_in_several_tables_is_run_once(tmp_path):
+    t = table("fedssd/table2")
+    cell = t.cell("dirichlet0.5", "fedssd")
+    for other in (
+        table("fedssd/table1").cell("cifar10", "fedssd"),
+        table("fedssd/table3").cell("alpha0.01", "ssd"),
+    ):
+        done = outcome(other, [50.0] * 100)
+        assert plan(t, [cell], [0], Results([done]), tmp_path) == []
+
+
+def test_what_was_not_measured_is_made_anew_beside_the_finished_run(tmp_path):
+    t = table("fedntd/table2")
+    cell = t.cell("shard2", "fedntd")
+    blind = outcome(cell, [50.0] * 200)
+    (p,) = plan(t, [cell], [0], Results([blind]), tmp_path)
+    assert p.folder.name == "seed0-measured"
+    seen = outcome(cell, [50.0] * 200, measures={"alignment": {"layers": {}}})
+    assert plan(t, [cell], [0], Results([seen]), tmp_path) == []
+
+
+def test_seeds_are_one_stack_where_they_are_vectorised(tmp_path):
+    cells = TABLE1.choose(["cifar10/shard2"], ["fedavg", "fedntd"])
+    for backend, sizes in (("vectorised", [3, 3]), ("vectorised:chunk=4", [3, 3]), ("processes", [1] * 6)):
+        plans = plan(TABLE1, cells, range(3), Results(), tmp_path, backend=backend)
+        assert [len(s) for s in stacks(plans)] == sizes
+        assert [p for s in stacks(plans) for p in s] == (
+            plans if sizes == [1] * 6 else plans[::2] + plans[1::2]
+        )
+
+
+@pytest.mark.slow
+def test_a_stack_of_seeds_gives_what_each_gives_alone(root, tmp_path):
+    cells = TABLE1.choose(["cifar10/shard2"], ["fedavg"])
+    for backend in ("serial", "vectorised"):
+        plans = plan(TABLE1, cells, range(2), Results(), tmp_path / backend, backend=backend, rounds=1)
+        carry_out(plans, tmp_path / f"{backend}-results", lambda _: None, lambda _: Silent(), root)
+    one, many = (
+        Results.load(tmp_path / f"{b}-results").of(cells[0].config()) for b in ("serial", "vectorised")
+    )
+    for seed in (0, 1):
+        assert many[seed].accuracy == pytest.approx(one[seed].accuracy, abs=0.026)  # one picture of 40
+
+
+def test_the_time_left_is_that_of_the_rounds_left():
+    now = [0.0]
+    said = []
+    pace = Pace(said.append, 10, clock=lambda: now[0])
+    pace.begin({}, [{}] * 4)  # resumed: six are left
+    assert pace.text() == "6 rounds to play"
+    for _ in range(2):
+        now[0] += 40.0
+        pace.record({})
+    assert said == ["2 of 6 rounds played, about 3 min left"]  # at most one a minute; 4 rounds of 40 s
+    assert [duration(s) for s in (40.2, 89.0, 720, 11_100)] == ["40 s", "89 s", "12 min", "3 h 05 min"]
+
+
+def test_differences_name_what_matters():
+    cell = TABLE1.cell("cifar10/shard2", "fedntd")
+    given = cell.config(3, rounds=1, backend="serial", clients=50, **{"algorithm.beta": 2.0})
+    assert differences(cell.config(), given) == ["algorithm.beta = 1.0, not 2.0", "clients = 100, not 50"]
+
+
+def test_a_figure_that_is_only_drawn_is_explained(call):
+    code, said, _ = call("reproduce", "fedntd/fig4")
+    assert code == 0
+    assert "fedrecall run" in said
+    assert "fedrecall figure fedntd/fig4" in said
+
+
+def test_notes_stand_beside_their_cells(tmp_path):
+    cell = TABLE1.cell("cifar10/shard2", "fedntd")
+    save(outcome(cell, [50.0] * 20), tmp_path)
+    notes = {cell.key: "because of X", "fedntd/table1": "all of Y", "fedntd/table1 mnist/shard2": "Z alone"}
+    (tmp_path / "notes.yaml").write_text(json.dumps(notes))
+    page = render(tmp_path)
+    for text in ("- cifar10/shard2, fedntd: because of X", "all of Y", "- mnist/shard2: Z alone"):
+        assert text in page
+    (tmp_path / "notes.yaml").write_text(json.dumps({"fedntd/tabel1": "a slip"}))
+    with pytest.raises(UserError, match="fedntd/tabel1"):
+        render(tmp_path)
+    assert files.read_json(next(tmp_path.glob("*/seed0.json")))["rounds"]["done"] == 20

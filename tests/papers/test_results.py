@@ -1,0 +1,147 @@
+"""Result files: what a run is the same as, partial rounds, damage, and never less than before."""
+
+import json
+
+import pytest
+from tests.papers import outcomes
+
+from fedrecall import config as configs
+from fedrecall.errors import UserError
+from fedrecall.papers import load_paper, table
+from fedrecall.papers.results import Keeper, Results, identity, name, outcome, path_of, read, run_folder, save
+
+CELL = table("fedntd/table1").cell("cifar10/shard2", "fedntd")
+
+
+def record(number, accuracy=0.5):
+    return {
+        "round": number,
+        "accuracy": accuracy,
+        "forgetting": 0.25,
+        "class_accuracy": [accuracy] * 10,
+        "failures": ["client 3, round 1: the loss became nan"] if number == 1 else [],
+        "bytes_down": 10,
+        "bytes_up": 20,
+        "seconds": {"train": 3.0, "clients": [1.0, 2.0]},
+    }
+
+
+def test_identity_is_what_a_config_computes():
+    plain = CELL.config()
+    for same in (
+        CELL.config(seed=3),
+        CELL.config(rounds=5),
+        CELL.config(backend="serial", workers=2, precision="bfloat16", checkpoint_every=7, measures=()),
+        configs.make(configs.as_dict(plain)),
+        configs.make(
+            {"algorithm": "fedntd", "dataset": "cifar10", "sample": 0.1}
+        ),  # the defaults are this paper's setup
+    ):
+        assert identity(same) == identity(plain)
+    for other in (
+        CELL.config(clients=99),
+        CELL.config(**{"training.lr": 0.02}),
+        CELL.config(**{"algorithm.beta": 0.5}),
+        CELL.config(partition_seed=0),
+        CELL.config(augmentation="none"),
+        CELL.config(auxiliary_per_class=3),
+    ):
+        assert identity(other) != identity(plain)
+
+
+def test_names_are_readable_and_tell_seeds_and_precisions_apart(tmp_path):
+    config = CELL.config(seed=2, precision="bfloat16")
+    path = path_of(config, tmp_path)
+    assert path.parent.name == name(config) == name(CELL.config())
+    assert path.parent.name.startswith("cifar10-shards_2-fedntd")
+    assert path.name == "seed2-bfloat16.json"
+    assert run_folder(CELL.config(1), tmp_path).name == "seed1"
+
+
+def test_what_is_saved_is_read_again(tmp_path):
+    made = outcomes.outcome(CELL, [12.345, 23.456], seed=1, measures={"alignment": {"layers": {}}})
+    path = save(made, tmp_path)
+    found = read(path)
+    assert found.accuracy == [0.1235, 0.2346]  # four digits
+    assert (found.seed, found.done, found.config, found.measures) == (1, 2, made.config, made.measures)
+    held = json.loads(path.read_text())
+    assert held["rounds"] == {"done": 2, "planned": 200}
+    assert len(path.read_text().splitlines()) < 20  # a curve is one line
+
+
+def test_a_shorter_run_does_not_replace_a_longer_one(tmp_path):
+    save(outcomes.outcome(CELL, [10.0, 20.0, 30.0]), tmp_path)
+    path = save(outcomes.outcome(CELL, [11.0]), tmp_path)
+    assert read(path).done == 3
+    save(outcomes.outcome(CELL, [11.0, 21.0, 31.0]), tmp_path)
+    assert read(path).accuracy[-1] == 0.31
+
+
+def test_the_furthest_and_then_the_most_precise_run_of_a_seed_counts():
+    short, rough, fine = (
+        outcomes.outcome(CELL, [10.0]),
+        outcomes.outcome(CELL, [20.0, 20.0], precision="bfloat16"),
+        outcomes.outcome(CELL, [30.0, 30.0]),
+    )
+    for order in ((short, rough, fine), (fine, rough, short), (rough, fine, short)):
+        assert Results(order).of(CELL.config())[0] is fine
+    assert Results((short, rough)).of(CELL.config())[0] is rough
+    assert list(Results([outcomes.outcome(CELL, [1.0], seed=s) for s in (2, 0, 1)]).of(CELL.config())) == [
+        0,
+        1,
+        2,
+    ]
+
+
+def test_a_keeper_leaves_the_rounds_that_were_played(tmp_path):
+    config = CELL.config()
+    keeper = Keeper(config, tmp_path, {"cpu": "x", "command": "secret", "git": "abc"})
+    keeper.begin({}, [record(1)])
+    keeper.record(record(2, 0.625))
+    kept = read(path_of(config, tmp_path))  # at once: the run may be killed
+    assert (kept.accuracy, kept.failures, kept.client_seconds) == ([0.5, 0.625], 1, [3.0, 3.0])
+    assert (kept.bytes_down, kept.bytes_up) == (10, 20)
+    assert kept.made == {"cpu": "x", "git": "abc"}
+    keeper.record(record(3))  # too soon after the last for another write
+    assert read(path_of(config, tmp_path)).done == 2
+    keeper.end()
+    assert read(path_of(config, tmp_path)).done == 3
+    keeper.failed("NaN everywhere")
+    assert read(path_of(config, tmp_path)).failed == "NaN everywhere"
+
+
+def test_a_round_that_was_not_evaluated_is_refused():
+    blind = {k: v for k, v in record(2).items() if k != "accuracy"}
+    with pytest.raises(UserError, match="round 2 was not evaluated"):
+        outcome(CELL.config(), [record(1), blind, record(3)], {})
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda held: held.update(format="other"), "is not a result"),
+        (lambda held: held.pop("accuracy"), "is not a whole result"),
+        (lambda held: held["accuracy"].pop(), "do not agree"),
+        (lambda held: held["config"].update(colour="red"), "has no 'colour'"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, harm, said):
+    path = save(outcomes.outcome(CELL, [10.0, 20.0]), tmp_path)
+    held = json.loads(path.read_text())
+    harm(held)
+    path.write_text(json.dumps(held))
+    with pytest.raises(UserError, match=said) as error:
+        Results.load(tmp_path)
+    assert str(path) in str(error.value)
+
+
+def test_no_folder_means_no_results(tmp_path):
+    assert len(Results.load(tmp_path / "none")) == 0
+
+
+def test_a_variant_that_does_not_apply_is_told_apart():
+    paper = load_paper("fedntd")
+    config = CELL.config()
+    applying = {v.name for v in paper.variants.values() if v.applies(config)}
+    assert {"no-cutout", "fixed-partition", "no-tau-squared"} <= applying
+    assert not {"unbalanced", "momentum-unaware", "moon-shipped"} & applying

@@ -1,0 +1,169 @@
+"""Published beside measured, on results made up by hand."""
+
+import math
+
+import pytest
+from tests.papers.outcomes import outcome
+
+from fedrecall.papers import load_paper, table
+from fedrecall.papers.results import Results
+from fedrecall.papers.verdicts import NOT_REPRODUCED, NOT_RUN, PARTIAL, REPRODUCED, gain, judge
+
+TABLE1 = table("fedntd/table1")
+CELL = TABLE1.cell("cifar10/shard2", "fedntd")  # 52.61 ± 1.00, F 0.43
+BASE = TABLE1.cell("cifar10/shard2", "fedavg")  # 40.14 ± 1.15
+
+
+def verdict(*runs, cell=CELL, quantity="accuracy", of=TABLE1, variant=None):
+    return judge(load_paper(of.paper), of, cell, quantity, Results(runs), variant)
+
+
+def ending(*last, rounds=200):
+    return [10.0] * (rounds - len(last)) + list(last)
+
+
+@pytest.mark.parametrize(
+    ("last", "word", "within"),
+    [
+        (52.0, REPRODUCED, True),
+        (50.7, REPRODUCED, False),
+        (54.60, REPRODUCED, False),
+        (50.5, NOT_REPRODUCED, False),
+    ],
+)
+def test_within_two_spreads_is_reproduced_and_within_one_is_said(last, word, within):
+    v = verdict(outcome(CELL, ending(last)))
+    assert (v.word, v.within) == (word, within)
+    assert v.difference == pytest.approx(last - 52.61)
+    assert v.measured.complete
+    assert v.measured.summary.n == 1
+
+
+def test_our_own_spread_counts_where_it_is_the_larger():
+    runs = [outcome(CELL, ending(a), seed=s) for s, a in enumerate((46.0, 49.0, 52.0))]
+    v = verdict(*runs)
+    assert v.measured.summary.mean == pytest.approx(49.0)
+    assert v.measured.summary.std == pytest.approx(3.0)
+    assert v.allowed == pytest.approx(6.0)
+    assert (v.word, v.within) == (REPRODUCED, False)
+
+
+def test_unfinished_runs_decide_nothing_and_are_compared_at_their_last_common_round():
+    v = verdict(outcome(CELL, [20.0, 30.0, 40.0]), outcome(CELL, [22.0, 34.0], seed=1))
+    assert v.word == PARTIAL
+    assert v.within is None
+    assert (v.measured.rounds, v.measured.complete) == (2, False)
+    assert v.measured.summary.mean == pytest.approx(32.0)
+
+
+def test_a_finished_run_is_not_averaged_with_an_unfinished_one():
+    v = verdict(outcome(CELL, ending(52.0)), outcome(CELL, [22.0, 34.0], seed=1))
+    assert (v.word, v.measured.seeds) == (REPRODUCED, (0,))
+
+
+def test_rounds_asked_for_on_the_command_line_do_not_replace_the_papers():
+    assert verdict(outcome(CELL, [52.0] * 30, rounds=30)).word == PARTIAL
+
+
+def test_another_method_another_seed_another_setting_is_another_matter():
+    assert verdict().word == NOT_RUN
+    assert verdict(outcome(BASE, ending(52.0))).word == NOT_RUN
+    paper = load_paper("fedntd")
+    run = outcome(CELL, ending(52.0), variant=paper.variant("no-cutout"))
+    assert verdict(run).word == NOT_RUN
+    assert verdict(run, variant=paper.variant("no-cutout")).word == REPRODUCED
+
+
+def test_forgetting_may_be_off_by_its_rounding():
+    for value, word in ((0.449, REPRODUCED), (0.411, REPRODUCED), (0.46, NOT_REPRODUCED)):
+        run = outcome(CELL, ending(52.0), forgetting=[0.9] * 199 + [value])
+        assert verdict(run, quantity="forgetting").word == word
+
+
+def test_where_a_table_gives_no_spread_the_papers_usual_one_counts():
+    t = table("fedntd/table12")
+    cell = t.cell("shard2", "lambda=0.5")  # 47.6
+    usual = load_paper("fedntd").usual_std
+    for off, word in ((1.9 * usual, REPRODUCED), (-2.1 * usual, NOT_REPRODUCED)):
+        v = verdict(outcome(cell, ending(47.6 + off)), cell=cell, of=t)
+        assert (v.word, v.within) == (word, None)
+
+
+def test_a_failure_is_reproduced_by_a_failure_or_by_chance():
+    failed = TABLE1.cell("cifar10/lda0.05", "fednova")
+    assert verdict(outcome(failed, ending(10.0)), cell=failed).word == REPRODUCED
+    assert verdict(outcome(failed, ending(25.0)), cell=failed).word == NOT_REPRODUCED
+    assert verdict(outcome(failed, [10.0] * 3, failed="NaN"), cell=failed).word == REPRODUCED
+    assert verdict(outcome(CELL, [10.0] * 3, failed="NaN")).word == NOT_REPRODUCED
+    t = table("fedntd/table14")
+    unreported = t.cell("shard2", "mse beta=0.3")
+    assert verdict(outcome(unreported, [10.0] * 3, failed="NaN"), cell=unreported, of=t).word == REPRODUCED
+    assert verdict(outcome(unreported, ending(40.0)), cell=unreported, of=t).word == NOT_REPRODUCED
+    assert verdict(outcome(unreported, ending(10.0)), cell=unreported, of=t).word == REPRODUCED
+
+
+def test_gains_are_paired_by_seed_at_the_last_common_round():
+    runs = [
+        outcome(CELL, [20.0, 30.0, 44.0], seed=0),
+        outcome(BASE, [11.0, 25.0], seed=0),
+        outcome(CELL, [20.0, 32.0], seed=1),
+        outcome(BASE, [10.0, 25.0, 26.0], seed=1),
+        outcome(CELL, [90.0], seed=2),  # nothing to pair it with
+    ]
+    g = gain(TABLE1, CELL, Results(runs))
+    assert g.published == pytest.approx(52.61 - 40.14)
+    assert g.measured.mean == pytest.approx((5 + 7) / 2)
+    assert (g.measured.n, g.rounds) == (2, 2)
+    assert gain(TABLE1, BASE, Results(runs)) is None
+    assert gain(TABLE1, CELL, Results(runs[:1])) is None
+
+
+def test_gains_of_whole_runs_leave_unfinished_ones_out():
+    runs = [
+        outcome(CELL, ending(52.0)),
+        outcome(BASE, ending(41.0)),
+        *(outcome(c, [9.0], seed=1) for c in (CELL, BASE)),
+    ]
+    g = gain(TABLE1, CELL, Results(runs))
+    assert (g.measured.mean, g.measured.n, g.rounds) == (pytest.approx(11.0), 1, 200)
+
+
+def test_rounds_to_the_baselines_accuracy_are_those_of_the_same_seed():
+    t = table("fedssd/table1")
+    mine, base = t.cell("cifar10", "fedssd"), t.cell("cifar10", "fedavg")
+    climbing = [float(r) / 2 for r in range(1, 101)]  # 0.5 ... 50
+    runs = [outcome(mine, climbing), outcome(base, [20.0] * 100), outcome(base, [1.0] * 100, seed=1)]
+    v = verdict(*runs, cell=mine, quantity="rounds_to_baseline", of=t)
+    assert v.measured.summary.mean == 40  # 20 % at round 40; published 33
+    assert v.word == REPRODUCED
+    v = verdict(
+        outcome(mine, [5.0] * 100),
+        outcome(base, [20.0] * 100),
+        cell=mine,
+        quantity="rounds_to_baseline",
+        of=t,
+    )
+    assert v.word == NOT_RUN  # it never got there
+
+
+def test_speed_up_is_the_ratio_of_training_seconds_to_the_target():
+    t = table("sfedkd/time_to_accuracy")
+    mine, everyone = t.cell("cifar10/60%", "k3"), t.cell("cifar10/60%", "all")
+    runs = [
+        outcome(mine, [50.0, 61.0] + [70.0] * 998, seconds=[2.0, 2.0] + [9.0] * 998),
+        outcome(everyone, [30.0, 59.9, 60.0] + [70.0] * 997, seconds=[3.0, 3.0, 4.0] + [9.0] * 997),
+    ]
+    v = verdict(*runs, cell=mine, quantity="speedup", of=t)
+    assert v.measured.summary.mean == pytest.approx(10 / 4)
+    assert v.word == REPRODUCED
+
+
+def test_alignment_is_read_from_the_last_rounds_measure():
+    t = table("fedntd/table2")
+    cell = t.cell("shard2", "fedntd")
+    layers = {"fc1": {"local_mean": 0.70, "next_global": 0.5}}
+    run = outcome(cell, ending(50.0), measures={"alignment": {"layers": layers}})
+    assert verdict(run, cell=cell, quantity="fc1_local", of=t).word == REPRODUCED
+    assert verdict(run, cell=cell, quantity="fc1_next_global", of=t).word == NOT_REPRODUCED
+    assert verdict(run, cell=cell, quantity="fc2_local", of=t).word == NOT_RUN
+    assert math.isclose(verdict(run, cell=cell, quantity="fc1_local", of=t).difference, 0.70 - 0.703)
