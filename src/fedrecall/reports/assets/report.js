@@ -109,8 +109,10 @@
     tip.hidden = true;
   };
 
+  let active = null, drawnAt = 0;
   const draw = (plot, found) => {
     clear(plot);
+    [active, drawnAt] = [plot, scrollY];
     if (found.cursor) {
       const cursor = make("i", "cursor");
       cursor.style.left = 100 * found.fx + "%";
@@ -171,7 +173,8 @@
       said.textContent = [found.title, ...found.rows.map((r) => `${r.name} ${r.text}`)].join("; ");
     });
   }
-  addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+  // The read-out stands on the screen, the chart on the page.
+  addEventListener("scroll", () => { if (active && Math.abs(scrollY - drawnAt) > 2) clear(active); }, { passive: true });
 
   // Comma-separated values of a table. A text that a spreadsheet would take for a formula is quoted.
   const csv = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => {
