@@ -28,7 +28,9 @@ class Scripted:
         self.jobs.append([(j.chain, j.client, j.down.weights.params["w"][0].item()) for j in jobs])
         for j in jobs:
             if j.client in self.failing:
-                yield Visit(j.client, j.client + 1, None, j.memory, 0.0, 0.0, Failure(j.client, j.round, 1, "told to"))
+                yield Visit(
+                    j.client, j.client + 1, None, j.memory, 0.0, 0.0, Failure(j.client, j.round, 1, "told to")
+                )
             else:
                 up = Up(weights(j.down.weights.params["w"][0].item() + j.client))
                 yield Visit(j.client, j.client + 1, up, j.memory, 0.0, 0.0)
@@ -106,7 +108,15 @@ def test_every_link_is_given_to_algorithms_that_ask():
         every_link: ClassVar[bool] = True
 
         def aggregate(self, server: Any, ups: Any, cohort: Cohort) -> Any:
-            seen.append((list(cohort.clients), list(cohort.link), list(cohort.shares), cohort.population, cohort.sampled))
+            seen.append(
+                (
+                    list(cohort.clients),
+                    list(cohort.link),
+                    list(cohort.shares),
+                    cohort.population,
+                    cohort.sampled,
+                )
+            )
             return super().aggregate(server, ups, cohort)
 
     seen: list[Any] = []

@@ -96,7 +96,9 @@ def test_a_wrong_spec_ends_in_a_sentence_that_names_what_would_do(spec, said):
 
 def test_a_users_own_file_is_loaded_once_and_named_in_the_spec(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Mine:\n    x: int = 1\n")
+    file.write_text(
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Mine:\n    x: int = 1\n"
+    )
     made = REGISTRY.make(f"{file}:Mine:x=3")
     assert made.x == 3
     assert REGISTRY.spec(made) == {"name": f"{file}:Mine", "x": 3}

@@ -27,7 +27,8 @@ def test_restore_inverts_arrays_and_keeps_the_types():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [(lambda d: d.pop("a"), "lacks 'a'"), (lambda d: d.update(z=d["a"]), "undeclared 'z'")]
+    ("change", "said"),
+    [(lambda d: d.pop("a"), "lacks 'a'"), (lambda d: d.update(z=d["a"]), "undeclared 'z'")],
 )
 def test_restore_refuses_missing_and_undeclared_names(change, said):
     flat = trees.arrays(tree())
