@@ -56,7 +56,7 @@ def compare_command(
 ) -> None:
     """Train several algorithms over the same federation and print them side by side.
 
-    Example: fedrecall compare fedavg fedntd fedseq --dataset digits --clients 20 --sample 5 --rounds 20 --seeds 3
+    Example: fedrecall compare fedavg fedntd --dataset digits --clients 20 --sample 5 --rounds 20 --seeds 3
     """
     if len(set(algorithms)) < len(algorithms):
         raise UserError("compare: an algorithm is named twice.")
