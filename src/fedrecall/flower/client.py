@@ -123,8 +123,13 @@ def _prepare(node: Node, task: Task) -> tuple[FedAvg, Model, Silo, Config]:
 def _config(node: Node, text: str) -> Config:
     values = wire.from_json(text, "the run's config")
     node.allow(values)
-    here = {"device": node.device, "backend": "auto", "dataset": {"name": ELSEWHERE}, "sinks": []}
-    return configs.make(values | here)
+    mine: dict[str, object] = {
+        "device": node.device,
+        "backend": "auto",
+        "sinks": [],
+        "dataset": {"name": ELSEWHERE},
+    }
+    return configs.make(values | mine)
 
 
 def _no_arrays(arrays: object) -> None:
