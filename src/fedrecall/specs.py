@@ -312,6 +312,8 @@ def plain(thing: Any) -> dict[str, Any]:
 
 
 _loaded_files: dict[Path, types.ModuleType] = {}
+loaded_sources: dict[Path, bytes] = {}
+"""The content of every user's file that was loaded, for machines that do not have it."""
 
 
 def _origin(cls: type) -> str:
@@ -340,32 +342,26 @@ def _load(target: str, kind: str) -> type:
 
 def _load_file(path: Path, kind: str) -> types.ModuleType:
     path = path.resolve()
-    if path not in _loaded_files and not path.is_file():
-        raise UserError(f"{kind}: there is no file {path}.")
-    return load_source(path, None, kind)
+    if path in _loaded_files:
+        return _loaded_files[path]
+    try:
+        return load_source(path, path.read_bytes(), kind)
+    except OSError:
+        raise UserError(f"{kind}: there is no file {path}.") from None
 
 
-def loaded_sources() -> list[tuple[Path, str]]:
-    """Every user's file that was loaded, with its text, for a machine that does not have it."""
-    return [(path, path.read_text(encoding="utf-8")) for path in _loaded_files]
-
-
-def load_source(path: Path, text: str | None, kind: str) -> types.ModuleType:
-    """The module of a user's file, read from this text if there is one: for a machine without the file."""
+def load_source(path: Path, source: bytes, kind: str) -> types.ModuleType:
+    """The module of a user's file with this content, which may lie on another machine."""
     if path not in _loaded_files:
         name = f"fedrecall_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
-        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:
-            if text is None:
-                spec.loader.exec_module(module)
-            else:
-                exec(compile(text, str(path), "exec"), module.__dict__)
+            exec(compile(source, str(path), "exec"), module.__dict__)
         except Exception as error:
             del sys.modules[name]
             raise UserError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
-        _loaded_files[path] = module
+        _loaded_files[path], loaded_sources[path] = module, source
     return _loaded_files[path]

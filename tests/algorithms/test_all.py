@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.algorithms.cases import (
     experiment,
     with_values,
 )
+from tests.backends.clusters import two_nodes
 from torch.func import grad, vmap
 
 from fedrecall import files, rounds, trees
@@ -54,11 +56,19 @@ def serial_run(spec: str) -> tuple[Any, list[float]]:
     return run.server, losses
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("the ray extra is not installed: pip install fedrecall[ray]")
+    with two_nodes():
+        yield
+
+
 @pytest.mark.parametrize("backend", OTHERS)
 @pytest.mark.parametrize(**each())
-def test_backends_agree(case: Case, backend: str):
-    if backend == "ray" and importlib.util.find_spec("ray") is None:
-        pytest.skip("the ray extra is not installed")
+def test_backends_agree(case: Case, backend: str, request: pytest.FixtureRequest):
+    if backend == "ray":
+        request.getfixturevalue("cluster")
     server, losses = serial_run(case.spec)
     run = experiment(case.spec, backend=backend, workers=2)
     found = [r["train_loss"] for r in run.run().history]

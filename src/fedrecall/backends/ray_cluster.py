@@ -76,8 +76,8 @@ class Actor:
         """Begin with a run."""
         try:
             sys.path.extend(path for path in places.path if path not in sys.path)
-            for path, text in places.files:  # where a user's own classes are defined
-                specs.load_source(Path(path), text, "actor")
+            for path, source in places.files.items():  # where a user's own classes are defined
+                specs.load_source(path, source, "actor")
             self._fixed = (*unfold(work), unfold(data, copy=False))
         except Exception as error:
             return _answer(Failed(error, traceback.format_exc()))
@@ -124,8 +124,8 @@ class Places(NamedTuple):
     """Where an actor finds the code: what can be imported, and files that were loaded by path."""
 
     path: list[str]
-    files: list[tuple[str, str]]
-    """Path and text: another machine does not have the file."""
+    files: dict[Path, bytes]
+    """With their content: another machine does not have them."""
 
 
 class Member:
@@ -254,7 +254,7 @@ class RayCluster:
         held += 4 * trees.size_in_bytes(work.algorithm.remember(weights))
         need = options.memory * 2**30 if options.memory else PROCESS_BYTES + held
         self._memory = -(-int(need) // _GRAIN) * _GRAIN
-        places = Places(list(sys.path), [(str(path), text) for path, text in specs.loaded_sources()])
+        places = Places(list(sys.path), dict(specs.loaded_sources))
         try:
             fixed = fold((work.algorithm, work.model, work.recipe, work.seed))
             data = fold(_training_data(work.federation))
@@ -380,7 +380,8 @@ class RayCluster:
             link.alive, member.link = time.monotonic(), link
             place, member.place = member.place, None
             if isinstance(made, Failed):
-                self._dismiss(member)
+                if place is None:
+                    self._dismiss(member)
                 raise_again(made)
             if place is None:
                 member.ready = True
