@@ -166,11 +166,12 @@ def _fit(hint: Any, value: Any) -> Any:
     if hint is Any:
         return value
     if origin in (typing.Union, types.UnionType):
-        if value is None or (value in ("none", "None", "null") and type(None) in typing.get_args(hint)):
+        options = [o for o in typing.get_args(hint) if o is not type(None)]
+        # The word none stands for nothing, unless the field takes words, of which it may be one.
+        if value is None or (value in ("none", "None", "null") and str not in options):
             if type(None) in typing.get_args(hint):
                 return None
             raise ValueError
-        options = [o for o in typing.get_args(hint) if o is not type(None)]
         for option in sorted(options, key=lambda o: (o is str, o is float)):  # narrowest first
             try:
                 return _fit(option, value)
