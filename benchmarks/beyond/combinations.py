@@ -1,0 +1,86 @@
+"""Combinations of the papers' ideas, tried out: not part of the package until one has won.
+
+fedrecall run --algorithm benchmarks/beyond/combinations.py:ClassWiseNTD --dataset cifar10
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+from torch import Tensor
+
+from fedrecall.algorithms.fedavgm import FedAvgM
+from fedrecall.algorithms.fedcad import FedCAD
+from fedrecall.algorithms.fedntd import FedNTD
+from fedrecall.algorithms.hooks import Cohort
+from fedrecall.algorithms.scaffold import Scaffold
+from fedrecall.batches import Batch, LocalData
+from fedrecall.errors import UserError
+from fedrecall.losses import cross_entropy
+from fedrecall.models.model import Model, Params, Student, Weights
+from fedrecall.specs import NON_NEGATIVE, Range
+
+
+class Anchor(NamedTuple):
+    """What a client holds on to while it trains."""
+
+    weights: Weights
+    """The model that arrived, the teacher."""
+    trust: Tensor  # [C]
+    """Weight of the distillation term for the examples of each class."""
+
+
+@dataclass(frozen=True)
+class ClassWiseNTD(FedNTD):
+    """FedNTD whose term counts the more in a class, the better the global model knows that class (FedCAD).
+
+    CE + beta w_y L_NTD, w_y = low + (high - low) E[p^g_y | y] over the client's own examples. A teacher that
+    does not recognise what it sees has little to say about what else it might be.
+    """
+
+    low: Annotated[float, NON_NEGATIVE] = 0.5
+    """w of a class that the global model never recognises."""
+    high: Annotated[float, NON_NEGATIVE] = 1.5
+    """w of a class that the global model is always sure of."""
+
+    def __post_init__(self) -> None:
+        """Refuse bounds in the wrong order."""
+        if self.low > self.high:
+            raise UserError(f"low = {self.low} must not be above high = {self.high}.")
+
+    def prepare(self, model: Model, down: Any, memory: Any, data: LocalData) -> Anchor:
+        """Measure how well the arriving model knows each of the client's classes, as FedCAD does."""
+        sure = FedCAD(beta=0.0, gamma=1.0, tau=self.tau).prepare(model, down, memory, data)
+        return Anchor(down.weights, self.low + (self.high - self.low) * sure.alpha)
+
+    def loss(self, model: Student, params: Params, anchor: Anchor, batch: Batch) -> Tensor:
+        """Cross-entropy plus the not-true term in each class's own proportion."""
+        student = model(params, batch.x)
+        teacher = model.frozen(anchor.weights, batch.x)
+        kept = self.beta * anchor.trust[batch.y] * self.distil(teacher, student, batch.y)
+        return batch.mean(cross_entropy(student, batch.y) + kept)
+
+
+@dataclass(frozen=True)
+class MomentumNTD(FedNTD):
+    """FedNTD at the clients, momentum at the server (FedAvgM)."""
+
+    server_momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.5
+    """How much of the last rounds' steps is added to this one's."""
+
+    def start(self, weights: Weights) -> Any:
+        """No velocity yet."""
+        return FedAvgM(self.server_momentum).start(weights)
+
+    def aggregate(self, server: Any, ups: Any, cohort: Cohort) -> Any:
+        """Move by the velocity."""
+        return FedAvgM(self.server_momentum).aggregate(server, ups, cohort)
+
+
+@dataclass(frozen=True)
+class ScaffoldNTD(FedNTD, Scaffold):
+    """FedNTD's loss with SCAFFOLD's control variates.
+
+    One keeps what local data do not show, the other corrects where they pull; in FedNTD's own table 1
+    SCAFFOLD is ahead where clients see more classes, FedNTD where they see few. The variates then estimate
+    the gradient of the whole objective.
+    """
