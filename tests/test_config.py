@@ -63,3 +63,9 @@ def test_an_empty_yaml_file_is_the_defaults(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("# nothing\n")
     assert configs.make(configs.load(path)) == Config()
+
+
+def test_the_augmentation_none_is_none_and_not_the_data_sets_usual_one():
+    assert configs.make({"dataset": "cifar10", "augmentation": "none"}).augmentation == "none"
+    assert configs.make({"dataset": "cifar10", "augmentation": None}).augmentation == "crop+flip+cutout"
+    assert configs.make({"dataset": "cifar10", "partition_seed": "none", "chains": "none"}).chains is None
