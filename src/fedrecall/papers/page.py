@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -286,9 +285,8 @@ def _line(text: str) -> str:
 
 
 def main() -> None:
-    """Write the page, seen from the repository."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
-    files.write(PAGE, render(folder).encode())
+    """Write the page; run from the repository."""
+    files.write(PAGE, render().encode())
 
 
 if __name__ == "__main__":
