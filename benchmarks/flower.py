@@ -7,7 +7,6 @@ which training itself is next to nothing: what is measured is what Flower and th
 """
 
 import argparse
-import resource
 import statistics
 import tempfile
 import time
@@ -25,11 +24,8 @@ CASES = {
 }
 
 
-def measure(
-    launcher: tuple[str, ...], environment: dict[str, str], rounds: int
-) -> tuple[float, float, float]:
-    """Median seconds of a parallel round and of a hop of a chain; CPU seconds of a message."""
-    before = _cpu()
+def measure(launcher: tuple[str, ...], environment: dict[str, str], rounds: int) -> tuple[float, float]:
+    """Median seconds of a parallel round and of a hop of a chain."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         f = LocalFederation(folder, launcher)
@@ -52,19 +48,13 @@ def measure(
                 seconds[algorithm] = statistics.median(r["seconds"]["train"] for r in _rounds(out))
         finally:
             f.close()
-    messages = 2 * 3 * rounds + 2 * 3  # visits, and the questions who is there
-    return seconds["fedavg"], seconds["fedseq"] / 3, (_cpu() - before) / messages
+    return seconds["fedavg"], seconds["fedseq"] / 3
 
 
 def _rounds(out: Path) -> list[dict]:
     from fedrecall.records import read_metrics
 
     return list(read_metrics(out / "metrics.jsonl"))
-
-
-def _cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -77,12 +67,9 @@ def main() -> None:
     for name, (launcher, environment) in CASES.items():
         if given.only in name:
             began = time.perf_counter()
-            a, b, c = measure(launcher, environment, given.rounds)
+            a, b = measure(launcher, environment, given.rounds)
             took = time.perf_counter() - began
-            print(
-                f"{name:36} round {a:5.2f} s, hop {b:5.2f} s, {c:5.2f} CPU s a message ({took:.0f} s)",
-                flush=True,
-            )
+            print(f"{name:36} round {a:5.2f} s, hop {b:5.2f} s ({took:.0f} s in all)", flush=True)
 
 
 if __name__ == "__main__":
