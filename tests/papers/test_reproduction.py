@@ -287,3 +287,15 @@ def test_notes_stand_beside_their_cells(tmp_path):
     with pytest.raises(UserError, match="fedntd/tabel1"):
         render(tmp_path)
     assert files.read_json(next(tmp_path.glob("*/seed0.json")))["rounds"]["done"] == 20
+
+
+def test_a_figure_with_runs_of_its_own_is_drawn_from_them(call, root, tmp_path):
+    code, said, _ = call(
+        *("reproduce", "fedcad/fig1", "--methods", "fedavg,fedcad", "--seeds", 1, "--rounds", 2),
+        *("--data-root", root, "--backend", "serial", "--results", "results", "--out", "out"),
+    )
+    assert code == 0
+    assert (tmp_path / "out/figures/fedcad-fig1.png").exists()
+    drawn = files.read_json(tmp_path / "out/figures/fedcad-fig1.json")
+    assert "fedcad" in json.dumps(drawn)
+    assert "local models' accuracy %" in said
