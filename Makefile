@@ -10,7 +10,8 @@ TEST_VENV ?= .venv-test
 CONSTRAINTS ?= constraints.txt
 TORCH ?= torch==2.13.0
 TEST_EXTRAS ?= dev,ray,flower
-DEMO ?= compare fedavg fedntd fedseq --dataset digits --clients 20 --partition shards:2 --sample 5
+DEMO ?= compare fedavg fedntd fedseq --dataset digits --clients 20 --partition shards:2 --sample 5 \
+	--rounds 25 --batch-size 10
 PYTEST ?= -m "not slow" --cov --cov-report=term
 
 # Patient with slow networks, silent about pip's own version; wheels rather than builds.
