@@ -9,7 +9,7 @@ TEST_VENV ?= .venv-test
 # The tested versions. `make demo CONSTRAINTS=` lets pip choose newer ones within pyproject.toml's bounds.
 CONSTRAINTS ?= constraints.txt
 TORCH ?= torch==2.13.0
-TEST_EXTRAS ?= dev,ray,flower
+TEST_EXTRAS ?= dev,ray,flower,dp
 DEMO ?= compare fedavg fedntd fedseq --dataset digits --clients 20 --partition shards:2 --sample 5 \
 	--rounds 25 --batch-size 10
 PYTEST ?= -m "not slow" --cov --cov-report=term

@@ -34,6 +34,8 @@ class Case:
     """Whether its loss looks at the outputs of the model that arrived (or of other frozen models)."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What the small experiment needs for the algorithm's term to be more than nothing."""
+    refuses: tuple[str, ...] = ()
+    """What the algorithm says that it cannot do: ``chains`` of several clients, ``batch norm``."""
 
     @property
     def name(self) -> str:
@@ -66,7 +68,15 @@ CASES = [
     Case("fedseq+aver", equals={"beta": 0}, like="fedseq"),
     Case("fedseq+ebkd", equals={"teachers": 0}, like="fedseq"),
     Case("fedseq+ca-mkd", equals={"beta": 0}, like="fedseq"),
+    Case(
+        "private",
+        equals={"noise": 0, "clip": 1e6},
+        settings={"partition": "iid"},  # where counting alike and by examples are the same
+        refuses=("chains", "batch norm"),
+    ),
 ]
+CHAINED = [case for case in CASES if "chains" not in case.refuses]
+NORMED = [case for case in CASES if "batch norm" not in case.refuses]
 
 # Other settings of the same hooks: for the tests that an option could break.
 VARIANTS = [

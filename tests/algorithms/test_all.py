@@ -11,6 +11,8 @@ import torch
 from tests.algorithms.cases import (
     BATCH_NORM,
     CASES,
+    CHAINED,
+    NORMED,
     VARIANTS,
     Case,
     assert_same,
@@ -114,7 +116,7 @@ def test_company_and_order_change_nobodys_visit(case: Case):
             assert_same(a[k].memory, b[k].memory, what=f"client {k}'s memory")
 
 
-@pytest.mark.parametrize(**each())
+@pytest.mark.parametrize(**each(CHAINED))
 def test_is_the_local_objective_of_chains(case: Case):
     run = experiment(case.spec, sample=5, chains=2, rounds=2)
     result = run.run()
@@ -134,7 +136,7 @@ def moment(run: Any, client: int = 0) -> tuple[Any, Any, Any, Batch]:
 
 def second_round(case: Case, **settings: Any) -> Any:
     """A run after one round, so that servers, memories and teachers hold something."""
-    run = experiment(case.spec, **case.settings, **settings)
+    run = experiment(case.spec, **{**case.settings, **settings})
     run.server = play(run, [0, 1, 2], 1 if run.algorithm.sequential else 3).server
     return run
 
@@ -219,7 +221,7 @@ def only_tensors(value: Any) -> bool:
 # Batch normalisation.
 
 
-@pytest.mark.parametrize(**each())
+@pytest.mark.parametrize(**each(NORMED))
 def test_running_statistics_are_averaged(case: Case):
     run = experiment(case.spec, model=BATCH_NORM)
     before = run.server.weights
@@ -233,7 +235,7 @@ def test_running_statistics_are_averaged(case: Case):
         assert not torch.equal(buffer, before.buffers[name])
 
 
-@pytest.mark.parametrize(**each(CASES + VARIANTS))
+@pytest.mark.parametrize(**each(NORMED + VARIANTS))
 def test_the_teacher_is_in_evaluation_mode_with_its_own_statistics(case: Case):
     run = second_round(case, model=BATCH_NORM)
     down, _, local, batch = moment(run)
@@ -261,7 +263,7 @@ def test_the_teacher_is_in_evaluation_mode_with_its_own_statistics(case: Case):
     assert_same(after, reference.buffers)
 
 
-@pytest.mark.parametrize(**each())
+@pytest.mark.parametrize(**each(NORMED))
 def test_takes_a_step_with_resnet10(case: Case):
     run = experiment(
         case.spec,

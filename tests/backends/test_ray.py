@@ -401,8 +401,7 @@ def test_folded_values_keep_types_layouts_and_sharing():
 
 @pytest.mark.slow
 @needs_ray
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_no_process_outlives_the_one_that_started_the_cluster(signum, tmp_path):
+def test_no_process_outlives_the_one_that_started_the_cluster(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""
@@ -421,7 +420,7 @@ def test_no_process_outlives_the_one_that_started_the_cluster(signum, tmp_path):
     assert run.stdout.readline() == b"ready\n"
     pids = descendants(run.pid)
     assert len(pids) >= 3
-    run.send_signal(signum)
+    run.kill()
     run.wait(60)
-    assert gone(pids, 60)
+    assert gone(pids, 150)  # Ray's agents look after their parent only now and then
     run.stdout.close()

@@ -60,7 +60,7 @@ def same(a: object, b: object) -> None:
     torch.testing.assert_close(trees.arrays(a), trees.arrays(b), rtol=1e-12, atol=1e-12)
 
 
-SPECS = {"fedssd": "fedssd:m_max=2,auxiliary_per_class=4", "fedalign": None}
+SPECS = {"fedssd": "fedssd:m_max=2,auxiliary_per_class=4", "fedalign": None, "private": None}
 
 
 @pytest.mark.parametrize("name", [n for n in ALGORITHMS if SPECS.get(n, n)])
@@ -74,6 +74,18 @@ def test_a_federation_computes_what_one_machine_does(name, chains, tmp_path):
         for key in ("accuracy", "bytes_down", "bytes_up", "memory_bytes", "chains"):
             assert mine[key] == other[key]
         assert mine["train_loss"] == pytest.approx(other["train_loss"])
+
+
+def test_private_learning_is_the_same_in_a_federation(tmp_path):
+    settings: dict[str, object] = {
+        "algorithm": {"name": "private", "of": "feddyn", "clip": 0.5, "noise": 0.7}
+    }
+    flat: dict[str, object] = {"algorithm": "private:feddyn,clip=0.5,noise=0.7"}
+    flat["model"] = settings["model"] = "mlp:16"  # without running statistics
+    result = play(Grid(nodes(tmp_path)), **flat)
+    expected = alone(**settings)
+    same(result.weights, expected.server.weights)
+    assert result.history[-1]["epsilon"] == expected.history[-1]["epsilon"]
 
 
 def test_nodes_evaluate_where_the_server_has_no_data(tmp_path):

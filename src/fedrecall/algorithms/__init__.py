@@ -27,5 +27,6 @@ ALGORITHMS = Registry(
         "fedseq+aver": "fedrecall.algorithms.rivals:Aver",
         "fedseq+ebkd": "fedrecall.algorithms.rivals:EBKD",
         "fedseq+ca-mkd": "fedrecall.algorithms.rivals:CAMKD",
+        "private": "fedrecall.privacy:Private",
     },
 )

@@ -103,3 +103,7 @@ class FedAvg:
     def aggregate(self, server: Any, ups: Any, cohort: Cohort) -> Any:
         """The server's state after the round."""
         return server._replace(weights=cohort.mean(ups.weights))
+
+    def report(self, server: Any) -> dict[str, float]:
+        """What the record of an evaluated round says of the server's state, by name."""
+        return {}

@@ -18,6 +18,8 @@ def line(record: Mapping[str, Any]) -> str:
     parts = []
     if "accuracy" in record:
         parts += [f"accuracy {record['accuracy']:.2%}", f"forgetting {record['forgetting']:.3f}"]
+    if "epsilon" in record:
+        parts.append(f"epsilon {record['epsilon']:.2f}")
     parts.append(f"{seconds:.2f} s/round")
     if record["failures"]:
         parts.append(f"{len(record['failures'])} clients left out: {record['failures'][0]}")

@@ -84,6 +84,8 @@ def summarise(result: Result) -> None:
     table.add_row(
         "sent a round", f"{last['bytes_down'] / 1e6:.2f} MB down, {last['bytes_up'] / 1e6:.2f} MB up"
     )
+    if "epsilon" in last:
+        table.add_row("privacy", f"epsilon {last['epsilon']:.2f} at delta {last['delta']:g}, for each client")
     if result.out is not None:
         table.add_row("run folder", str(result.out))
     out.print(table)

@@ -1,0 +1,254 @@
+"""Which algorithms need only the mean of uploads, and what noise on that mean hides."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from tests.algorithms.cases import BATCH_NORM, assert_same, experiment
+
+from fedrecall import privacy, trees
+from fedrecall.algorithms import ALGORITHMS, FedAvg
+from fedrecall.algorithms.hooks import Cohort
+from fedrecall.errors import UserError
+from fedrecall.models.model import Weights
+from fedrecall.privacy import Private, epsilon, protectable, sums
+
+# What the documentation says; found by the tests below to be so.
+MEAN = {"fedavg", "fedprox", "fedavgm", "moon", "fedalign", "fedlsd", "fedntd", "fedcad", "fedssd"}
+PROTECTED = MEAN | {"feddyn"}
+SECURE = PROTECTED | {"scaffold", "fedcurv", "fedseq", "cwc"}
+OTHERS = [n for n in ALGORITHMS if n != "private"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_qualifies_is_what_the_documentation_says(name):
+    algorithm = ALGORITHMS.make(name)
+    assert (protectable(algorithm) is None) == (name in PROTECTED)
+    assert sums(algorithm) == (name in SECURE)
+    assert sums(algorithm, equal=False) == (name in MEAN | {"fedseq", "cwc"})
+
+
+def uploads(name: str, seed: int, count: int):
+    """Random uploads of the algorithm's own kind, and a server of which nothing is zero."""
+    algorithm = ALGORITHMS.make(name)
+    run = experiment(name)
+    stream = np.random.default_rng(seed)
+
+    def drawn(t):
+        return torch.from_numpy(stream.uniform(0.5, 2, size=t.shape)).to(t.dtype)
+
+    template = privacy._template(algorithm) if name == "fedalign" else None
+    if template is None:
+        from fedrecall import payloads
+
+        template = payloads.declared(algorithm, run.model, (1, 6, 6), 4).up
+    ups = [trees.transform(drawn, template) for _ in range(count)]
+    return algorithm, trees.transform(drawn, algorithm.start(ups[0].weights)), ups
+
+
+@pytest.mark.parametrize("name", sorted(SECURE))
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 2**31), count=st.integers(2, 5))
+def test_only_the_mean_of_the_uploads_matters(name, seed, count):
+    """Moving something from one client's upload to another's changes nothing."""
+    algorithm, server, ups = uploads(name, seed, count)
+    cohort = Cohort(
+        list(range(count)), [1 / count] * count, 3 * count, count, [0] * count, list(range(count))
+    )
+    stream = np.random.default_rng(seed + 1)
+    gift = trees.transform(
+        lambda t: (
+            torch.from_numpy(stream.normal(size=t.shape)).to(t.dtype) if t.is_floating_point() else t * 0
+        ),
+        ups[0],
+    )
+    given_to = [
+        trees.transform(lambda a, b: a - b, ups[0], gift),
+        trees.transform(lambda a, b: a + b, ups[1], gift),
+    ]
+    before = algorithm.aggregate(server, trees.stack(ups), cohort)
+    after = algorithm.aggregate(server, trees.stack([*given_to, *ups[2:]]), cohort)
+    assert_same(after, before, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("scaffold", "Scaffold uploads change beside the model"),
+        ("fedcurv", "FedCurv uploads change"),
+        ("fednova", "FedNova uploads steps"),
+        ("sfedkd", "SFedKD sends every client's model to the next"),
+        ("fedseq", "FedSeq sends every client's model to the next"),
+        ("private", "it cannot protect itself"),
+    ],
+)
+def test_what_cannot_be_protected_is_refused(name, why):
+    with pytest.raises(UserError, match=why):
+        ALGORITHMS.make(f"private:{name}")
+
+
+@dataclass(frozen=True)
+class Median(FedAvg):
+    """Needs every upload."""
+
+    def aggregate(self, server, ups, cohort):
+        return server._replace(weights=trees.transform(lambda t: t.median(0).values, ups.weights))
+
+
+def test_a_users_aggregation_that_needs_every_upload_is_found_out():
+    assert not sums(Median())
+    assert protectable(Median()) == "Median's aggregation needs more of the uploads than their mean"
+
+
+def start(run):
+    down = run.algorithm.broadcast(run.model, run.server, run.federation.auxiliary)
+    return down, down.weights.params
+
+
+def test_no_update_leaves_longer_than_the_clip_and_short_ones_as_they_are():
+    for clip, longer in ((0.01, True), (1e3, False)):
+        run = experiment({"name": "private", "clip": clip})
+        plain = experiment("fedavg")
+        from tests.algorithms.test_all import play
+
+        made, expected = play(run, [0, 1, 2], 3), play(plain, [0, 1, 2], 3)
+        before = run.server.weights.params
+        for mine, other in zip(made.visits, expected.visits, strict=True):
+            moved = {n: (w - before[n]).numpy() for n, w in mine.up.weights.params.items()}
+            free = {n: (w - before[n]).numpy() for n, w in other.up.weights.params.items()}
+            length = math.sqrt(sum((m**2).sum() for m in moved.values()))
+            full = math.sqrt(sum((m**2).sum() for m in free.values()))
+            assert (full > clip) == longer
+            assert length == pytest.approx(min(full, clip), rel=1e-9)
+            for n, m in moved.items():  # shortened, not turned
+                np.testing.assert_allclose(m, free[n] * length / full, rtol=1e-9, atol=1e-12)
+
+
+def cohort(count: int, sampled: int, population: int = 50) -> Cohort:
+    """``count`` uploads of unequal clients, of ``sampled`` that were asked."""
+    shares = np.arange(1.0, count + 1)
+    shares = (shares / shares.sum()).tolist()
+    return Cohort(list(range(count)), shares, population, sampled, [0] * count, list(range(count)))
+
+
+def ups_of(rows: list[list[float]]):
+    from fedrecall.algorithms.fedavg import Up
+
+    return Up(Weights({"w": torch.tensor(rows, dtype=torch.float64)}, {}))
+
+
+def server_of(algorithm: Private, values: list[float]):
+    return algorithm.start(Weights({"w": torch.tensor(values, dtype=torch.float64)}, {}))
+
+
+def test_the_server_adds_up_shortened_updates_and_divides_by_all_it_asked():
+    algorithm = Private(clip=5, noise=0)
+    server = server_of(algorithm, [1.0, 1.0])
+    # Updates (3, 4) of length 5 and (30, 40), which a client should not have sent; one client failed.
+    after = algorithm.aggregate(server, ups_of([[4.0, 5.0], [31.0, 41.0]]), cohort(2, 3))
+    np.testing.assert_allclose(after.weights.params["w"].numpy(), [1 + 6 / 3, 1 + 8 / 3], rtol=1e-12)
+    assert int(after.round) == 1
+    assert algorithm.report(after) == {}  # without noise there is no epsilon
+
+
+def test_feddyn_is_told_the_mean_as_if_all_had_sent_it():
+    alpha, n, m = 0.1, 50, 3
+    algorithm = ALGORITHMS.make({"name": "private", "of": "feddyn", "clip": 100, "noise": 0})
+    server = server_of(algorithm, [1.0, 2.0])
+    rows = np.array([[2.0, 2.0], [0.0, 1.0], [3.0, 5.0]])
+    after = algorithm.aggregate(server, ups_of(rows.tolist()), cohort(m, m, n))
+    h = -alpha / n * (rows - [1.0, 2.0]).sum(0)
+    np.testing.assert_allclose(after.weights.params["w"].numpy(), rows.mean(0) - h / alpha, rtol=1e-12)
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_the_noise_is_normal_of_the_promised_size_and_fresh_each_round(secret):
+    algorithm = Private(clip=2.0, noise=1.5, secret=secret)
+    size, m = 40_000, 4
+    server = server_of(algorithm, [0.0] * size)
+    still = ups_of([[0.0] * size] * m)
+    first = algorithm.aggregate(server, still, cohort(m, m))
+    second = algorithm.aggregate(first, still, cohort(m, m))
+    a = first.weights.params["w"].numpy()
+    b = (second.weights.params["w"] - first.weights.params["w"]).numpy()
+    for noise in (a, b):
+        assert stats.kstest(noise * m / (2.0 * 1.5), "norm").pvalue > 1e-4
+    assert abs(np.corrcoef(a, b)[0, 1]) < 5 / math.sqrt(size)
+    again = algorithm.aggregate(server, still, cohort(m, m)).weights.params["w"].numpy()
+    assert (again == a).all() != secret  # keyed noise is the same in a run that is repeated
+    other = algorithm.aggregate(server_of(algorithm, [1.0] * size), ups_of([[1.0] * size] * m), cohort(m, m))
+    assert abs(np.corrcoef(a, other.weights.params["w"].numpy() - 1)[0, 1]) < 5 / math.sqrt(size)
+
+
+def delta_of_gaussian(epsilon: float, sensitivity_over_sigma: float) -> float:
+    """Exact delta of the Gaussian mechanism (Balle and Wang, ICML 2018, theorem 8)."""
+    mu, cdf = sensitivity_over_sigma, stats.norm.cdf
+    return float(cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * cdf(-mu / 2 - epsilon / mu))
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(2.0, 1), (4.0, 10), (8.0, 100)])
+def test_epsilon_of_everybody_every_round_is_just_above_the_exact_one(noise, rounds):
+    delta = 1e-5
+    found = epsilon(noise, 100, 100, rounds, delta)
+    # Replacing a client moves the sum by up to two clips; T rounds are one of sqrt(T) times that.
+    mu = 2 * math.sqrt(rounds) / noise
+    assert delta_of_gaussian(found, mu) <= delta
+    low, high = 0.0, 200.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_of_gaussian(middle, mu) > delta else (low, middle)
+    assert high <= found <= 1.1 * high
+    # The textbook conversion of Renyi privacy, T alpha mu_1^2 / 2, is never better.
+    orders = np.linspace(1.01, 500, 20_000)
+    assert found <= (orders * mu**2 / 2 + math.log(1 / delta) / (orders - 1)).min() + 1e-3
+
+
+def test_epsilon_falls_with_noise_and_sampling_and_rises_with_rounds():
+    base = epsilon(4.0, 1000, 50, 10, 1e-5)
+    assert epsilon(8.0, 1000, 50, 10, 1e-5) < base < epsilon(4.0, 1000, 50, 20, 1e-5)
+    assert base < epsilon(4.0, 1000, 1000, 10, 1e-5)
+    assert epsilon(0.0, 1000, 50, 10, 1e-5) is None
+
+
+def test_a_run_says_its_epsilon_and_says_the_same_when_resumed(tmp_path):
+    spec = {"name": "private", "of": {"name": "fedntd", "beta": 0.5}, "noise": 2.0}
+    whole = experiment(spec)
+    history = whole.run().history
+    assert history[-1]["epsilon"] == epsilon(2.0, 6, 3, 3, 1e-5)
+    assert [r["epsilon"] for r in history] == sorted(r["epsilon"] for r in history)
+    experiment(spec, tmp_path / "run", rounds=2).run()
+    again = experiment(spec, tmp_path / "run", resume=True)
+    assert again.run().history[-1]["epsilon"] == history[-1]["epsilon"]
+    assert_same(again.server, whole.server)
+
+
+def test_chains_batch_norm_and_a_missing_accountant_are_explained(monkeypatch):
+    with pytest.raises(UserError, match="let every client be a chain"):
+        experiment("private", chains=1).run()
+    with pytest.raises(UserError, match="without batch normalisation"):
+        experiment("private", model=BATCH_NORM)
+    monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
+    with pytest.raises(UserError, match=r"pip install 'fedrecall\[dp\]'"):
+        Private()
+    assert Private(noise=0.0).noise == 0  # counts nothing
+
+
+def test_a_client_that_changes_its_mind_moves_the_sum_by_at_most_two_clips():
+    algorithm = Private(clip=0.3, noise=0)
+    stream = np.random.default_rng(0)
+    for _ in range(50):
+        server = server_of(algorithm, [0.0] * 3)
+        rows = stream.normal(size=(4, 3)) * stream.choice([0.01, 1, 100], size=(4, 1))
+        other = rows.copy()
+        other[2] = stream.normal(size=3) * 50
+        a, b = (
+            algorithm.aggregate(server, ups_of(r.tolist()), cohort(4, 4)).weights.params["w"]
+            for r in (rows, other)
+        )
+        assert float((a - b).norm()) * 4 <= 2 * 0.3 * (1 + 1e-9)
+    assert replace(algorithm, noise=1.0).clip == 0.3
