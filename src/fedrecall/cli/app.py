@@ -18,7 +18,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out = Console()
+# Into a pipe or a file there is no width to keep to but a reader's.
+out = Console() if sys.stdout.isatty() else Console(width=120)
 err = Console(stderr=True)
 
 
