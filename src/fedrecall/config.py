@@ -159,5 +159,5 @@ def as_dict(config: Config) -> dict[str, Any]:
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise UserError(f"{where} must be a mapping of keys to values, not {value!r}.")
+        raise UserError(f"{where} must be a mapping of keys to values, not {specs.shown(value)}.")
     return {str(k): v for k, v in value.items()}

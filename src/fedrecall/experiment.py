@@ -191,6 +191,7 @@ class Experiment:
             if "class_accuracy" in record:
                 self._recall.step(np.array(record["class_accuracy"]))
         self.history = History(folder, kept)
+        self.memories.prune(folder.tidy())
 
     def run(self) -> Result:
         """Play the rounds that are left."""
@@ -294,6 +295,7 @@ class Experiment:
         if number % config.evaluate_every == 0 or number == config.rounds:
             evaluation = self.evaluation(self.server.weights)
             record |= self._accuracies(evaluation.confusion, evaluation.loss)
+            record |= self.algorithm.report(self.server)
             record["seconds"]["evaluate"] = clock.lap()
             moment = Moment(
                 number,

@@ -95,7 +95,6 @@ class RunFolder:
             # Else a damaged checkpoint would count as one of those to keep, in place of a sound one.
             if later.stem > _stem(round_number):
                 later.unlink(missing_ok=True)
-                later.with_suffix(".safetensors").unlink(missing_ok=True)
         return kept
 
     def save(self, checkpoint: Checkpoint) -> set[str]:
@@ -105,12 +104,19 @@ class RunFolder:
         digest = files.write_arrays(folder / f"{stem}.safetensors", checkpoint.arrays)
         manifest = {"round": checkpoint.round_number, "arrays": digest, "memories": checkpoint.memories}
         files.write_json(folder / f"{stem}.json", {**manifest, "checksum": _digest(manifest)})
-        manifests = sorted(folder.glob("round-*.json"))
-        for old in manifests[:-KEPT]:
-            old.unlink(missing_ok=True)
-            old.with_suffix(".safetensors").unlink(missing_ok=True)
+        return self.tidy()
+
+    def tidy(self) -> set[str]:
+        """Delete all but the last checkpoints, and what a kill left of others; returns the memory files
+        that those which stay name."""
+        folder = self.path / "checkpoints"
+        kept = sorted(folder.glob("round-*.json"))[-KEPT:]
+        stems = {path.stem for path in kept}
+        for path in sorted(folder.glob("round-*")):  # a manifest before its arrays
+            if path.stem not in stems:
+                path.unlink(missing_ok=True)
         used: set[str] = set()
-        for path in manifests[-KEPT:]:
+        for path in kept:
             try:
                 used |= set(_manifest(path)["memories"].values())
             except UserError:
@@ -219,20 +225,25 @@ def _check(record: Any) -> None:
     for name, types in (_PARTS | _EVALUATED | _OTHERS).items():
         if name in record and (not isinstance(record[name], types) or isinstance(record[name], bool)):
             raise ValueError(f"{name} is {type(record[name]).__name__}, which it cannot be")
-    if not all(_is_number(a) for a in record.get("class_accuracy", [])):
+    if not _numbers(record.get("class_accuracy", [])):
         raise ValueError("class_accuracy holds something else than numbers")
     for chain in record.get("chains", []):
         if not isinstance(chain, list) or not all(type(k) is int for k in chain):
             raise ValueError("chains holds something else than clients")
     seconds = record.get("seconds", {})
-    if not all(map(_is_number, seconds.get("clients", []))) or not _is_number(seconds.get("train", 0)):
+    measures = seconds.get("measures", {})
+    single = [seconds[n] for n in ("train", "evaluate") if n in seconds]
+    if not (isinstance(measures, dict) and _numbers([*single, *measures.values()])):
         raise ValueError("seconds holds something else than numbers")
-    if not isinstance(seconds.get("measures", {}), dict) or not _is_number(seconds.get("evaluate", 0)):
+    if not _numbers(seconds.get("clients", [])):
         raise ValueError("seconds holds something else than numbers")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, _NUMBER) and not isinstance(value, bool)
+def _numbers(values: Any) -> bool:
+    """Whether it is a list of numbers."""
+    return isinstance(values, list) and all(
+        isinstance(v, _NUMBER) and not isinstance(v, bool) for v in values
+    )
 
 
 def whole(records: Sequence[dict[str, Any]], where: Path) -> Sequence[dict[str, Any]]:

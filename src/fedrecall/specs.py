@@ -17,6 +17,7 @@ import importlib.util
 import inspect
 import itertools
 import math
+import reprlib
 import sys
 import textwrap
 import types
@@ -151,12 +152,26 @@ def check(field: Field, value: Any, where: str) -> Any:
     """The value in the field's type, or a UserError naming key, value and what is allowed."""
     try:
         fitted = _fit(field.type, value)
-    except (TypeError, ValueError):
-        raise UserError(f"{where}: {field.name} = {value!r} is not {field.allowed}.") from None
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{where}: {field.name} = {shown(value)} is not {field.allowed}.") from None
     number = isinstance(fitted, (int, float)) and not isinstance(fitted, bool)
     if field.range is not None and number and fitted not in field.range:
-        raise UserError(f"{where}: {field.name} = {value!r} must be {field.range}.")
+        raise UserError(f"{where}: {field.name} = {shown(value)} must be {field.range}.")
     return fitted
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxtuple = 4, 10, 10, 10
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 120
+
+
+def shown(value: Any) -> str:
+    """A value in an error message: short, whatever somebody wrote into a file."""
+    try:
+        text = _SHORT.repr(value)
+    except ValueError:  # whole numbers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 300 else text[:300] + "..."
 
 
 def _fit(hint: Any, value: Any) -> Any:
@@ -175,7 +190,7 @@ def _fit(hint: Any, value: Any) -> Any:
         for option in sorted(options, key=lambda o: (o is str, o is float)):  # narrowest first
             try:
                 return _fit(option, value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 continue
         raise ValueError
     if origin is typing.Literal:
@@ -194,18 +209,18 @@ def _fit(hint: Any, value: Any) -> Any:
     if hint is int:
         if isinstance(value, bool):
             raise ValueError
-        if isinstance(value, str):
-            return int(value)
-        if isinstance(value, (int, float)) and value == int(value):
-            return int(value)
+        if isinstance(value, (int, float, str)):
+            number = int(value)
+            if (isinstance(value, str) or number == value) and abs(number) < 2**63:
+                return number
         raise ValueError
     if hint is float:
         if isinstance(value, bool):
             raise ValueError
-        number = float(value)
-        if not math.isfinite(number):
+        real = float(value)
+        if not math.isfinite(real):
             raise ValueError
-        return number
+        return real
     if hint is str:
         if isinstance(value, str):
             return value
@@ -282,7 +297,7 @@ class Registry:
             return name, [], values
         if not isinstance(spec, str) or not spec:
             raise UserError(
-                f"a {self.kind} is a name or a mapping, not {spec!r}; {nearest('', self.entries)}"
+                f"a {self.kind} is a name or a mapping, not {shown(spec)}; {nearest('', self.entries)}"
             )
         name, _, rest = spec.partition(":")
         if name not in self.entries and rest:  # file.py:Class or package.module:Class[:values]

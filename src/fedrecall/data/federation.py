@@ -26,6 +26,16 @@ class Federation:
     auxiliary_part: np.ndarray | None = None
     """Places of the examples that the server holds for itself; no client has them."""
 
+    def __post_init__(self) -> None:
+        """Refuse labels that are no class, wherever they come from."""
+        classes = self.dataset.classes
+        for name, split in (("training", self.dataset.train), ("test", self.dataset.test)):
+            if len(split) and not 0 <= int(split.y.min()) <= int(split.y.max()) < classes:
+                raise UserError(
+                    f"the {name} split's labels run from {int(split.y.min())} to {int(split.y.max())}, but "
+                    f"there are {classes} classes: number them from 0 to {classes - 1}."
+                )
+
     def __len__(self) -> int:
         return len(self.parts)
 

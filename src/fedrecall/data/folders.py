@@ -155,8 +155,12 @@ def _csv_lines(path: Path) -> Iterator[tuple[list[str], int, list[str]]]:
 
 def _inside(folder: Path, table: Path, written: str) -> Path:
     path = table.parent / written
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"{table} names {written}, which lies outside {folder}.")
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # links in a circle, a null character
+        raise UserError(f"{table} names {written!r}, which is no file: {error}.") from error
+    if not inside:
+        raise UserError(f"{table} names {written!r}, which lies outside {folder}.")
     return path
 
 
@@ -196,8 +200,8 @@ def _whole_numbers(splits: dict[str, Rows], label: str) -> None:
 def walk(folder: Path) -> list[Path]:
     """All files under a folder in a fixed order, hidden ones aside.
 
-    Refuses what could leave the folder (a link to elsewhere) or cannot be written down (a name
-    that is not UTF-8).
+    Refuses what could leave the folder (a link to elsewhere), cannot be written down (a name
+    that is not UTF-8) or is no file to read (a pipe, which nobody may ever write to).
     """
     top = folder.resolve()
     found: list[Path] = []
@@ -211,12 +215,18 @@ def walk(folder: Path) -> list[Path]:
                 shown = os.fsencode(path).decode("utf-8", "backslashreplace")
                 raise UserError(f"the file name {shown} is not UTF-8: rename it.") from None
             if path.is_symlink():
-                aim = path.resolve()
+                try:
+                    aim = path.resolve()
+                except (OSError, RuntimeError):  # links in a circle
+                    raise UserError(f"{path} is a link that leads back to itself: take it away.") from None
                 if not aim.is_relative_to(top):
                     raise UserError(f"{path} is a link to a place outside {folder}: copy the file instead.")
                 if not aim.is_file():
                     raise UserError(f"{path} is a link, but not to a file: copy what it stands for instead.")
         found += [Path(here) / n for n in sorted(names) if not n.startswith(".")]
+    special = next((path for path in found if not path.is_file()), None)
+    if special is not None:
+        raise UserError(f"{special} is neither a file nor a folder: take it away.")
     return found
 
 

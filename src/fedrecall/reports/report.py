@@ -23,7 +23,7 @@ from fedrecall.records import scalars
 from fedrecall.reports import charts
 from fedrecall.reports.charts import Interval, Line, heat, lines, scroller, table
 from fedrecall.reports.markup import Html, tag, text
-from fedrecall.reports.runs import Group, Run, arrange
+from fedrecall.reports.runs import Group, Run, arrange, from_files
 from fedrecall.reports.statistics import ENOUGH, WILCOXON, Difference, paired_difference, summary
 
 MOST_CELLS = 40_000
@@ -54,6 +54,7 @@ class Page:
         return [run for group in self.groups for run in group.runs]
 
 
+@from_files
 def build(
     runs: Sequence[Run],
     *,

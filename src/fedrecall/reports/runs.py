@@ -7,10 +7,10 @@ sets it apart from the others.
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from fedrecall.data.datasets import Dataset, load
 from fedrecall.errors import UserError
 from fedrecall.experiment import make_model
 from fedrecall.models.model import Model, Weights
-from fedrecall.records import Checkpoint, RunFolder
+from fedrecall.records import Checkpoint, RunFolder, whole
 from fedrecall.specs import Registry
 
 SEEDS = ("seed", "partition_seed")
@@ -37,6 +37,30 @@ ELSEWHERE = (
     "on_failure",
 )
 """Config keys that say how a run was computed or watched, not what it computes."""
+NEEDED = (*configs.REGISTRIES, "model", "training", "clients", "sample", "rounds", "seed")
+"""Config keys that every run has."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def from_files(show: Callable[P, T]) -> Callable[P, T]:
+    """What makes something of run folders: if that fails for what they hold, a sentence says so."""
+
+    @wraps(show)
+    def shown(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return show(*args, **kwargs)
+        except UserError:
+            raise
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            raise UserError(
+                "the runs' files hold something that cannot be shown "
+                f"({type(error).__name__}: {specs.shown(str(error))}): were they changed by hand? "
+                "fedrecall --debug shows where."
+            ) from error
+
+    return shown
 
 
 class Run:
@@ -56,7 +80,19 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The effective config, as saved."""
-        return self.folder.config()
+        found, usual = self.folder.config(), configs.as_dict(Config())
+        for key, value in usual.items():
+            if key not in found and key not in NEEDED:
+                continue  # a setting that a later version added
+            given = found.get(key)
+            sound = isinstance(given, (int, float)) if key == "sample" else isinstance(given, type(value))
+            if key in configs.REGISTRIES or key == "training":
+                sound = isinstance(given, dict) and (
+                    "name" not in value or isinstance(given.get("name"), str)
+                )
+            if value is not None and key != "model" and not sound:
+                raise UserError(f"{self.path / 'config.json'} is damaged: {key} = {specs.shown(given)}.")
+        return found
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
@@ -64,7 +100,7 @@ class Run:
         found = self.folder.metrics()
         if not found:
             raise UserError(f"{self.path} has no finished round yet.")
-        return found
+        return list(whole(found, self.path / "metrics.jsonl"))
 
     @cached_property
     def made(self) -> list[dict[str, Any]]:
@@ -86,7 +122,13 @@ class Run:
     @property
     def counts(self) -> np.ndarray:
         """Examples of each class at each client, [N, C]."""
-        return np.asarray(self.partition["counts"], dtype=np.int64)
+        try:
+            counts = np.asarray(self.partition["counts"], dtype=np.int64)
+        except (TypeError, ValueError, OverflowError):
+            counts = np.empty(0, dtype=np.int64)
+        if counts.ndim != 2 or counts.shape[1] != len(self.class_names) or (counts < 0).any():
+            raise UserError(f"{self.path / 'partition.json'}: counts are not whole numbers, a row a client.")
+        return counts
 
     @property
     def distributions(self) -> np.ndarray:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedrecall.reports.figures.figure import Drawn, Figure, save
-from fedrecall.reports.runs import open_runs
+from fedrecall.reports.runs import from_files, open_runs
 from fedrecall.specs import Registry
 
 __all__ = ["FIGURES", "Drawn", "Figure", "draw"]
@@ -53,6 +53,7 @@ FIGURES = Registry(
 )
 
 
+@from_files
 def draw(name: str, runs: Sequence[Path | str], out: Path | str) -> Drawn:
     """Draw a figure from run folders (or folders of them) into ``out``."""
     figure: Figure = FIGURES.make(name)

@@ -1,0 +1,61 @@
+"""Some hundred bad inputs of every kind, with other draws than the ten thousand of `make torture`."""
+
+import os
+import pickle
+
+import pytest
+from tests.torture import watch
+from tests.torture.fuzzing import CAMPAIGNS, Campaign, attack
+from tests.torture.watch import Hangs, Outside, watched
+
+from fedrecall.data import partitions
+from fedrecall.errors import UserError
+
+SHORT = {"command lines": 40, "forged checkpoints": 10, "files of a run": 25, "image folders": 30}
+SHORT |= {"CSV files": 30, "parquet files": 8}
+
+
+@pytest.mark.parametrize("kind", CAMPAIGNS)
+def test_bad_input_is_used_or_refused_in_a_sentence(kind, tmp_path):
+    make, _ = CAMPAIGNS[kind]
+    outcomes = attack(make(tmp_path), SHORT.get(kind, 60), key=7)
+    assert outcomes["refused"]
+
+
+def test_the_watch_sees_what_it_must_not_miss(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "SECONDS", 0.5)
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    with watched(inside):
+        (inside / "a").write_text("x")
+        (inside / "a").unlink()
+    for bad in (
+        lambda: outside.write_text("x"),
+        lambda: os.mkdir(outside),
+        lambda: pickle.loads(pickle.dumps(UserError)),  # noqa: S301
+        lambda: os.system("true"),
+    ):
+        if outside.is_file():
+            outside.unlink()
+        with pytest.raises(Outside), watched(inside):
+            bad()
+
+    def spin() -> None:
+        while True:
+            pass
+
+    with pytest.raises(Hangs), watched(inside):
+        spin()
+
+
+def test_an_attack_finds_a_traceback(tmp_path):
+    campaign = CAMPAIGNS["partition files"][0](tmp_path)
+
+    def careless(content: bytes) -> None:
+        (tmp_path / "partition.json").write_bytes(content)
+        partitions.load(tmp_path / "partition.json", 6)
+        if content.startswith(b'{"f'):
+            raise KeyError("clients")
+
+    with pytest.raises(KeyError):
+        attack(Campaign(campaign.inputs, careless, campaign.folders), 200, key=1)
