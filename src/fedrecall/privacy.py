@@ -259,8 +259,9 @@ class Private(FedAvg):
         """Shorten the update before it leaves."""
         up, memory = self.inner.finish(model, weights, anchor.inner, memory, data, sgd)
         before = anchor.weights.params
-        moved = self._shortened({n: (w - before[n])[None] for n, w in up.weights.params.items()})
-        params = {n: w + moved[n][0] for n, w in before.items()}
+        moved = {n: w - before[n] for n, w in up.weights.params.items()}
+        scale = float(self._scales(trees.stack([moved]))[0])
+        params = {n: w + scale * moved[n] for n, w in before.items()}
         return up._replace(weights=Weights(params, {})), memory
 
     def relay(self, down: Any, up: Any) -> Any:
@@ -273,8 +274,8 @@ class Private(FedAvg):
         """Add noise to the sum of updates, and let the protected algorithm go on with the mean."""
         before = server.weights.params
         # Shortened once more, so that the bound holds whatever a client sends.
-        moved = self._shortened({n: w - before[n] for n, w in ups.weights.params.items()})  # [clients, ...]
-        total = cohort.mean(moved, [1.0] * len(cohort.clients))
+        moved = {n: w - before[n] for n, w in ups.weights.params.items()}  # [clients, ...]
+        total = cohort.mean(moved, self._scales(moved).tolist())
         number = int(server.round) + 1
         if self.noise:
             drawn = self._noise(int(server.key), number, total)
@@ -298,12 +299,11 @@ class Private(FedAvg):
         found = epsilon(self.noise, population, sampled, int(server.round), self.delta)
         return {} if found is None else {"epsilon": found, "delta": self.delta}
 
-    def _shortened(self, moved: Params) -> Params:
-        """Updates [clients, ...], none longer than ``clip``."""
-        square = sum(m.flatten(1).double().square().sum(1) for m in moved.values())
-        assert isinstance(square, Tensor)
-        scale = (self.clip / square.sqrt().clamp_min(1e-300)).clamp_max(1.0)
-        return {n: m * scale.to(m.dtype).view(-1, *[1] * (m.dim() - 1)) for n, m in moved.items()}
+    def _scales(self, moved: Params) -> Tensor:
+        """What to multiply each update [clients, ...] by so that none is longer than ``clip``, [clients]."""
+        lengths = [torch.linalg.vector_norm(m.flatten(1), dim=1, dtype=torch.float64) for m in moved.values()]
+        length = torch.linalg.vector_norm(torch.stack(lengths), dim=0)
+        return (self.clip / length.clamp_min(1e-300)).clamp_max(1.0)
 
     def _noise(self, key: int, number: int, like: Params) -> Params:
         """Standard normal numbers of these shapes, each parameter's its own."""
