@@ -303,7 +303,8 @@ class Private(FedAvg):
         """What to multiply each update [clients, ...] by so that none is longer than ``clip``, [clients]."""
         lengths = [torch.linalg.vector_norm(m.flatten(1), dim=1, dtype=torch.float64) for m in moved.values()]
         length = torch.linalg.vector_norm(torch.stack(lengths), dim=0)
-        return (self.clip / length.clamp_min(1e-300)).clamp_max(1.0)
+        scales: Tensor = (self.clip / length.clamp_min(1e-300)).clamp_max(1.0)
+        return scales
 
     def _noise(self, key: int, number: int, like: Params) -> Params:
         """Standard normal numbers of these shapes, each parameter's its own."""
