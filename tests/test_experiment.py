@@ -88,12 +88,13 @@ def test_a_run_is_stopped_by_a_signal_after_its_round_and_resumes_bit_for_bit(tm
         def end(self):
             pass
 
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted) as stopped:
         Experiment(config(), tmp_path / "run", sinks=[Killer()]).run()
     assert stopped.value.signum == signal.SIGTERM
     assert len(RunFolder(tmp_path / "run").metrics()) in (2, 3)
     assert same(Experiment(config(), tmp_path / "run", resume=True).run().weights, straight.weights)
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_finished_run_can_be_extended(tmp_path, straight):

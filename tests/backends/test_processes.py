@@ -279,9 +279,14 @@ def test_users_own_classes_reach_the_workers_or_are_explained(tmp_path):
         "        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, classes))\n"
         "    def forward(self, x):\n        return self.net(x)\n"
     )
+    (tmp_path / "other.py").write_text((tmp_path / "mine.py").read_text())
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, fedrecall\n"
+        "from pathlib import Path\n"
+        "from fedrecall.algorithms import ALGORITHMS\n"
+        "ALGORITHMS.make('other.py:Mine')\n"
+        "Path('other.py').unlink()  # a file that this run does not need may be gone\n"
         "from dataclasses import dataclass\n"
         "from fedrecall.algorithms import FedAvg\n"
         "settings = dict(clients=4, sample=2, rounds=1, workers=2, partition='iid')\n"

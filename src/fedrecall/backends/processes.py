@@ -169,8 +169,6 @@ class Processes:
         self.work = work
         self.count = work.workers or cores()
         self._serial = Serial(work)
-        # Where a worker finds the code: what can be imported, and files that were loaded by path.
-        self._places = (list(sys.path), [str(path) for path in specs._loaded_files])
         try:
             self._parcel = pack((work.algorithm, work.model, work.recipe, work.seed))
         except Unsendable as error:
@@ -178,6 +176,11 @@ class Processes:
                 f"worker processes cannot load your algorithm or model: {error}; put it into a file of its "
                 "own and name it as file.py:Class, or use the serial backend."
             ) from error
+        # Where a worker finds the code: what can be imported, and the files loaded by path that it needs.
+        needed = [
+            str(p) for p, m in specs._loaded_files.items() if m.__name__.encode() in self._parcel.structure
+        ]
+        self._places = (list(sys.path), needed)
         self._workers: list[Worker] = []
         self._pace = 0.0
         self._ticked = 0.0
