@@ -47,8 +47,9 @@ format: setup-test ## let ruff rewrite the code
 bench: setup-test ## measure the speed of the backends
 	$(ONE_THREAD) $(TEST)/python -m benchmarks
 
-torture: setup-test ## the long proofs: convergence, real federations, kills and resumes
+torture: setup-test ## the long proofs: convergence, real federations, kills, bad input; docs/reliability.md
 	$(ONE_THREAD) $(TEST)/python -m pytest -m slow
+	$(TEST)/python -m tools.reliability
 
 docs: setup-test ## write the generated pages of docs/
 	$(TEST)/python -m tools.docs

@@ -77,6 +77,8 @@ class Config:
         """Complete and check what depends on more than one field."""
         for name, registry in REGISTRIES.items():
             object.__setattr__(self, name, registry.spec(registry.make(getattr(self, name))))
+        if not (isinstance(self.model, (str, Mapping)) or hasattr(self.model, "build")):
+            raise UserError(f"config: model = {specs.shown(self.model)} is neither a name nor a mapping.")
         for measure in self.measures:
             MEASURES.make(measure)
         for sink in self.sinks:

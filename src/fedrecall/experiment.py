@@ -450,6 +450,8 @@ def device_of(config: Config) -> torch.device:
         device = torch.device(config.device)
     except RuntimeError:
         raise UserError(f"device = {config.device!r} is none; use auto, cpu or cuda.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device = {config.device!r} cannot be used; use auto, cpu or cuda.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("device = 'cuda': torch finds no GPU here; use cpu, or auto.")
     if device.type == "cuda" and backend not in ("auto", "vectorised", "serial"):
