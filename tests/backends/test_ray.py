@@ -18,7 +18,7 @@ import torch
 from tests.backends.clusters import NODE, descendants, gone, two_nodes
 from tests.backends.test_processes import SIZES, Raises, jobs, same, work
 
-from fedrecall import specs
+from fedrecall import specs, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.algorithms.scaffold import Scaffold
@@ -109,28 +109,36 @@ def test_one_copy_of_the_message_and_of_the_data_and_longest_first(opened, monke
     send = backend._send
     monkeypatch.setattr(backend, "_send", lambda *a: put.append(a[1].jobs[a[2]].client) or send(*a))
     asked = jobs(w)
-    other = asked[0].down._replace(weights=asked[0].down.weights)
+    other = trees.transform(lambda t: t / 2, asked[0].down)
     asked[1:3] = [job._replace(down=other) for job in asked[1:3]]
     same(backend.map(asked), Serial(w).map(asked))
     assert [SIZES[k] for k in put] == sorted(SIZES, reverse=True)
     assert len(sent) == 2  # distinct messages, not clients
     assert len(backend._orders) == 3
 
-    def pointer(actor: Any) -> bool:
-        return bool(actor._fixed[4].dataset.train.x.numpy().flags.owndata)
+    def mapped(actor: Any) -> str:
+        """The line of the process's memory map in which the training images lie."""
+        address = actor._fixed[4].dataset.train.x.data_ptr()
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+            if begin <= address < end:
+                return line
+        return ""
 
     (member,) = backend._members
-    assert backend._ray.get(member.handle.__ray_call__.remote(pointer)) is False
+    assert "plasma" in backend._ray.get(member.handle.__ray_call__.remote(mapped))
 
 
 @needs_ray
 def test_a_killed_actor_is_replaced_in_the_middle_of_a_round(opened):
     w = work(Slow(), workers=2)
     backend = opened(w)
-    asked = jobs(w)
+    list(backend.map(jobs(w)))
+    killed = {pid for pid, _ in where(backend)}
+    asked = jobs(w, [1, 4, 3, 0, 2], 2)  # longest first, so that many are left when the first has come
     found = backend.map(asked)
     got = [next(found)]
-    killed = {pid for pid, _ in where(backend)}
+    assert any(member.place is not None for member in backend._members)
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     got += list(found)
