@@ -344,6 +344,10 @@ def _load(target: str, kind: str) -> type:
     if place.endswith(".py"):
         module = _load_file(Path(place), kind)
     else:
+        if not all(part.isidentifier() for part in place.split(".")):
+            raise UserError(
+                f"{kind} {shown(target)}: {shown(place)} is neither a module nor a file that ends in .py."
+            )
         try:
             module = importlib.import_module(place)
         except ModuleNotFoundError as error:

@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ class Figures:
     def add(self, section: str, **numbers: Any) -> None:
         """Keep what was found."""
         self.found.setdefault(section, {}).update(numbers)
+        self.save()  # at once: what comes after may be interrupted
 
     def save(self) -> None:
         """Write them beside those of before."""
@@ -46,9 +46,6 @@ def _cpu() -> str:
 
 
 @pytest.fixture(scope="session")
-def figures() -> Iterator[Figures]:
+def figures() -> Figures:
     """Where a test says what it found."""
-    kept = Figures()
-    yield kept
-    if kept.found:
-        kept.save()
+    return Figures()

@@ -346,6 +346,8 @@ def _load(path: str) -> Callable[..., Any]:
     if place.endswith(".py"):
         found: Any = specs._load_file(Path(place), f"model {path!r}")
     else:
+        if not all(part.isidentifier() for part in place.split(".")):
+            raise UserError(f"model {path!r}: {place!r} is neither a module nor a file that ends in .py.")
         try:
             found = importlib.import_module(place)
         except ModuleNotFoundError as error:
