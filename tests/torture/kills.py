@@ -199,6 +199,7 @@ def campaign(tmp: Path, algorithm: str, backend: str, kills: int, key: int) -> d
     since = time.monotonic()
     expected = run(None, algorithm, backend)
     names = count_moments(algorithm, backend, tmp / "counted")
+    assert {"half a file", "before replace", "after replace", "before unlink", "trained"} <= set(names)
     lasting = (time.monotonic() - since) / 2
     done: dict[str, int] = {}
     number = 0

@@ -38,7 +38,7 @@ def test_a_full_disk_costs_the_round_and_no_more(algorithm, tmp_path, figures):
             pytest.skip("a small disk cannot be mounted without root; the short form fills a pretended one")
         folder = tmp_path / "disk" / "run"
         filler = tmp_path / "disk" / "filler"
-        for room in (60_000, 90_000, 40_000, 30_000, 20_000, 10_000, 5_000):
+        for room in (8_000, 16_000, 24_000, 32_000, 40_000, 50_000, 70_000):
             free = kills.free(tmp_path / "disk")
             filler.write_bytes(b"x" * max(free - room, 0))
             try:
