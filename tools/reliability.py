@@ -83,8 +83,8 @@ def kills(found: dict[str, Any]) -> str:
     lines = [
         "## Killed anywhere\n",
         f"SIGKILL at {total} keyed moments: between any two writes, with half a file written, after a visit, around an "
-        "evaluation, while old files are deleted, or at any time by the clock; half of the runs again while they went "
-        "on. After every kill the folder was readable and had lost the round at most; every run then went on to the same "
+        "evaluation, while old files are deleted, or at any time by the clock; every run up to twice. "
+        "After every kill the folder was readable and had lost the round at most; every run then went on to the same "
         "parameters and records, bit for bit, and left no process, shared memory or temporary file.\n",
         "| algorithm | backend | kills | with half a file written | same result |",
         "|---|---|---|---|---|",
@@ -132,7 +132,7 @@ def long(found: dict[str, Any]) -> str:
         memory = ", ".join(f"{m} MB at {r}" for r, m in v["memory_mb"].items())
         every = ", ".join(f"{k} every {n}" if n > 1 else k for k, n in v["every"].items())
         lines.append(
-            f"{v['rounds']:,} rounds on digits with every measure ({every}): memory grows by "
+            f"{v['rounds']:,} rounds on digits with every measure ({every}; the landscape on 100 examples): memory grows by "
             f"{v['slope_mb_per_1000_rounds']} MB a thousand rounds ({memory}), {v['descriptors']} open files from "
             f"beginning to end, {v['metrics_mb']} MB of metrics, read in linear time ({reading}). The records of a run "
             "with a folder are on disk alone; without a folder they are kept in memory.\n"
@@ -140,7 +140,7 @@ def long(found: dict[str, Any]) -> str:
     for name, v in sections(found, "large").items():
         lines.append(
             f"{v['clients']:,} clients, {v['sampled']} a round, under {name}: {v['seconds_a_round']} s a round, "
-            f"{v['memory_mb']} MB more than before.\n"
+            f"{v['memory_mb']} MB more than the process held after the long run.\n"
         )
     if v := found.get("report"):
         lines.append(f"A report over {v['runs']} runs of 50 rounds: {v['seconds']} s, {v['mb']} MB.\n")
