@@ -50,7 +50,7 @@ def descendants(pid: int, word: str = "") -> set[int]:
     return found
 
 
-def gone(pids: set[int], seconds: float = 20) -> bool:
+def gone(pids: set[int], seconds: float = 60) -> bool:
     """Whether these processes end within this time."""
 
     def alive(pid: int) -> bool:

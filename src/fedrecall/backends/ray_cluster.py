@@ -153,7 +153,7 @@ class Cluster:
 
     def __init__(self, ray: Any, asked: str, ours: bool):
         self.ray, self.asked, self.ours = ray, asked, ours
-        self.job = ray.get_runtime_context().get_job_id()
+        self.session = session(ray)
         self.idle: list[Member] = []
 
     @classmethod
@@ -167,7 +167,7 @@ class Cluster:
             ) from None
         held = cls._shared
         if ray.is_initialized():
-            if held is None or held.job != ray.get_runtime_context().get_job_id():
+            if held is None or held.session != session(ray):
                 cls._shared = held = cls(ray, "", ours=False)  # the caller has connected: that is the cluster
             elif held.ours and held.asked != address:
                 raise UserError(
@@ -202,6 +202,12 @@ class Cluster:
         """End an actor."""
         with suppress(self.ray.exceptions.RayError, ValueError):
             self.ray.kill(member.handle)
+
+
+def session(ray: Any) -> tuple[str, str]:
+    """What tells this connection from any other: every cluster numbers its jobs from one."""
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_job_id()
 
 
 def connect(ray: Any, address: str) -> None:
