@@ -72,7 +72,7 @@ $(VENV)/.ready: pyproject.toml $(wildcard constraints.txt)
 	$(call install,$(VENV),.)
 
 # With LOCKED=1 every archive but torch's must have the hash in requirements.lock (see there for which platform).
-$(TEST_VENV)/.ready: pyproject.toml $(wildcard constraints.txt requirements.lock)
+$(TEST_VENV)/.ready: Makefile pyproject.toml $(wildcard constraints.txt requirements.lock)
 	$(call environment,$(TEST_VENV))
 	$(if $(LOCKED),$(TEST_VENV)/bin/python $(PIP) --no-deps --require-hashes -r requirements.lock)
 	$(call install,$(TEST_VENV),.[$(TEST_EXTRAS)])

@@ -18,8 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# Into a pipe or a file there is no width to keep to but a reader's.
-out = Console() if sys.stdout.isatty() else Console(width=120)
+out = Console()
 err = Console(stderr=True)
 
 
@@ -44,6 +43,8 @@ def root(
 def main() -> None:
     """Run the command line; a user's mistake ends in one sentence and exit code 2."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if not sys.stdout.isatty():  # in a pipe or a file there is no width to keep to but a reader's
+        os.environ.setdefault("COLUMNS", "120")
     logging.getLogger("datasets").setLevel(logging.ERROR)
     from fedrecall.experiment import Interrupted
 
