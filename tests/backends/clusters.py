@@ -45,7 +45,9 @@ def descendants(pid: int, word: str = "") -> set[int]:
         for child in children.get(waiting.pop(), []):
             waiting.append(child)
             with contextlib.suppress(OSError):
-                if word in Path(f"/proc/{child}/cmdline").read_text():
+                command = Path(f"/proc/{child}/cmdline").read_text()
+                # Ray puts itself on the path that the workers of `processes` are started with.
+                if word in command and "fedrecall.backends.worker" not in command:
                     found.add(child)
     return found
 
