@@ -97,8 +97,9 @@ class Moments:
         patch(os, "replace", self.around("replace", os.replace))
         patch(Path, "unlink", self.around("unlink", Path.unlink))
         patch(experiment, "evaluate", self.around("evaluate", experiment.evaluate))
-        serial = backends._load("serial")
-        patch(serial, "map", _ticking(serial.map, self))
+        for name in ("serial", "processes"):
+            backend = backends._load(name)
+            patch(backend, "map", _ticking(backend.map, self))
         try:
             yield
         finally:
