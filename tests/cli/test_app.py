@@ -1,0 +1,42 @@
+"""What the command line does before and around every command."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+FAULTS = """
+import resource, sys
+sys.argv = ["fedrecall", "--version"]
+from fedrecall.cli import main
+if {first}:
+    try:
+        main()
+    except SystemExit:
+        pass
+import torch
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+torch.ones(10_000_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(*, first: bool) -> int:
+    """Pages that the system clears for 40 MB, with the command line's `main` called first or not."""
+    code = FAULTS.format(first=first)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[-1])
+
+
+@pytest.mark.skipif(not THP.exists() or "[never]" in THP.read_text(), reason="no huge pages here")
+def test_large_tensors_are_in_huge_pages():
+    assert faults(first=True) < 2000 < faults(first=False)
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "fedrecall", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "compare" in done.stdout
