@@ -107,7 +107,7 @@ def _overview(results: Results) -> str:
             counts = [words.count(w) for w in (REPRODUCED, NOT_REPRODUCED, PARTIAL, NOT_RUN)]
             rows.append([f"{name}/{t.name}", t.title, len(words), *counts])
     head = ["table", "what it is", "cells", "reproduced", "not reproduced", "unfinished", "not run"]
-    return "## Where it stands\n\nBy each table's first quantity.\n\n" + _grid(head, rows)
+    return "## Where it stands\n\nBy each table's first quantity.\n\n" + grid(head, rows)
 
 
 def _machines(results: Results) -> str:
@@ -139,35 +139,36 @@ def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) ->
         width = max(map(len, table.rows.values()))
         rows = [[name, *map(str, values)] for name, values in table.rows.items()]
         parts.append("As published, class by class:\n")
-        parts.append(_grid(["", *map(str, range(width))], rows))
+        parts.append(grid(["", *map(str, range(width))], rows))
     prefix = f"{paper.name}/{table.name}"
     if prefix in why:
         parts.append(f"{_line(why[prefix])}\n")
     head = ["column", "method", "published", "measured", "seeds", "rounds", "difference", "verdict"]
     rows, remarks = [], []
     for cell in table.cells:
-        rows.append(_row(paper, table, cell, results))
+        rows.append(measured_row(paper, table, cell, results))
         if cell.key in why:
             remarks.append(f"- {cell.column}, {cell.method}: {_line(why[cell.key])}")
         remarks += _others(paper, table, cell, results)
     for column in table.columns:
         if f"{prefix} {column}" in why:
             remarks.append(f"- {column}: {_line(why[f'{prefix} {column}'])}")
-    grid = _grid(head, rows)
-    if all(row[-1] == NOT_RUN for row in rows):
-        grid = f"<details><summary>{len(rows)} cells, none run yet</summary>\n\n{grid}\n</details>\n"
-    parts.append(grid)
+    shown = grid(head, rows)
+    parts.append(
+        folded(f"{len(rows)} cells, none run yet", shown) if all(r[-1] == NOT_RUN for r in rows) else shown
+    )
     gains = [g for c in table.cells if (g := _gain(table, c, results))]
     if gains:
         head = ["column", "method", f"published over {table.baseline}", "measured", "seeds", "at round"]
         parts.append("Gains in accuracy, paired:\n")
-        parts.append(_grid(head, gains))
+        parts.append(grid(head, gains))
     if remarks:
         parts.append("\n".join(remarks) + "\n")
     return "\n".join(parts)
 
 
-def _row(paper: Paper, table: Table, cell: Cell, results: Results) -> list[str]:
+def measured_row(paper: Paper, table: Table, cell: Cell, results: Results) -> list[str]:
+    """Column, method, published, measured, seeds, rounds, difference and verdict of a cell, as text."""
     verdicts = {q: judge(paper, table, cell, q, results) for q in table.quantities}
     first = verdicts[table.quantities[0]]
     seeds = rounds = ""
@@ -273,11 +274,17 @@ def _tried(table: Table, cell: Cell, quantity: str, results: Results, variant: V
     return f"{text}{end} ({m.summary.n} seed{'s' if m.summary.n > 1 else ''})"
 
 
-def _grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return (
         "\n".join("| " + " | ".join(str(c).replace("|", "\\|") for c in line) + " |" for line in lines) + "\n"
     )
+
+
+def folded(summary: str, text: str) -> str:
+    """Text that a reader opens."""
+    return f"<details><summary>{summary}</summary>\n\n{text}\n</details>\n"
 
 
 def _line(text: str) -> str:

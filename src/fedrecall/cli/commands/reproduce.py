@@ -88,11 +88,13 @@ def reproduce_command(
             raise UserError(f"the switch {variant.name} changes nothing in these cells of {name}.")
     seeds = seeds if seeds is not None else paper.trials or 3
     if from_:
+        adopted = []
         for folder in from_:
             path, found, cell = adopt(chosen, folder, results, tuple(paper.variants.values()))
             _say(f"{cell.key}, seed {found.seed}: {found.done} of {found.config.rounds} rounds in {path}")
             _say(f"to go on with it here, move it to {run_folder(found.config, out_)}")
-        seeds = 0
+            adopted.append(cell)
+        cells, seeds = [c for c in cells if c in adopted], 0
     changes: dict[str, Any] = {
         "backend": backend,
         "device": device,

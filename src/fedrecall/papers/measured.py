@@ -1,0 +1,54 @@
+"""What was measured of an algorithm, in its own page: the blocks that `python -m tools.docs` writes.
+
+A page says ``<!-- measured: NAME ... -->`` and ``<!-- /measured -->``; what stands between them is written
+from the results, the cells of all tables whose algorithm has one of the names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedrecall import files
+from fedrecall.papers.page import folded, grid, measured_row
+from fedrecall.papers.paper import PAPERS, load_paper
+from fedrecall.papers.results import FOLDER, Results, identity
+
+BLOCK = re.compile(r"(<!-- measured: (?P<names>[^>]+?) -->\n).*?(<!-- /measured -->)", re.DOTALL)
+HEAD = ("table", "column", "method", "published", "measured", "seeds", "rounds", "difference", "verdict")
+
+
+def block(names: Sequence[str], results: Results) -> str:
+    """The cells of these algorithms, those that share their runs once: measured ones, then the others."""
+    rows: dict[bool, list[list[str]]] = {True: [], False: []}  # by whether they were run
+    seen: set[str] = set()
+    for name in PAPERS:
+        paper = load_paper(name)
+        for table in paper.tables.values():
+            for cell in table.cells:
+                config = cell.config()
+                if config.algorithm["name"] in names and identity(config) not in seen:
+                    seen.add(identity(config))
+                    row = [f"{name}/{table.name}", *measured_row(paper, table, cell, results)]
+                    rows[bool(results.of(config))].append(row)
+    if not seen:
+        return "No table of the four papers has it.\n"
+    parts = [grid(HEAD, rows[True])] if rows[True] else []
+    if rows[False]:
+        parts.append(folded(f"{len(rows[False])} cells not run yet", grid(HEAD, rows[False])))
+    return "\n".join(parts)
+
+
+def fill(text: str, results: Results) -> str:
+    """A page with its blocks as the results have it now."""
+    return BLOCK.sub(lambda m: f"{m[1]}{block(m['names'].split(), results)}{m[3]}", text)
+
+
+def main(docs: Path = Path("docs"), folder: Path = FOLDER) -> None:
+    """Fill every page that has a block; run from the repository."""
+    results = Results.load(folder)
+    for path in sorted(docs.rglob("*.md")):
+        text = path.read_text()
+        if (filled := fill(text, results)) != text:
+            files.write(path, filled.encode())

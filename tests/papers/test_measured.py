@@ -1,0 +1,55 @@
+"""The algorithms' pages have what was measured."""
+
+from pathlib import Path
+
+import pytest
+from tests.papers.outcomes import outcome
+
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.papers import table
+from fedrecall.papers.measured import BLOCK, block, fill
+from fedrecall.papers.results import FOLDER, Results, save
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = sorted((ROOT / "docs" / "algorithms").glob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return Results.load(ROOT / FOLDER)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
+def test_a_page_is_up_to_date(path, results):
+    text = path.read_text()
+    assert BLOCK.search(text), f"{path.name} has no <!-- measured: NAME --> block"
+    assert fill(text, results) == text, "run `make docs`"
+
+
+def test_every_algorithm_has_a_block():
+    named = {n for p in PAGES for m in BLOCK.finditer(p.read_text()) for n in m["names"].split()}
+    assert named == set(ALGORITHMS) - {"private"}
+
+
+def test_a_block_has_each_run_once_and_what_was_not_run_folded(tmp_path):
+    cell = table("fedntd/table1").cell("cifar10/shard2", "scaffold")
+    save(outcome(cell, [30.0, 31.0]), tmp_path)
+    shown, hidden = block(["scaffold"], Results.load(tmp_path)).split("<details>")
+    assert "| fedntd/table1 | cifar10/shard2 | scaffold | 44.60 ± 2.24; F 0.53 | 31.00; " in shown
+    assert "| not run |" not in shown
+    assert "| fedntd/table1 | cifar10/shard2 |" not in hidden
+    assert "| fedntd/table1 | cifar10/lda0.1 | scaffold | 23.12 ± 0.55; F 0.74 |" in hidden
+    # Tables 8 and 10 have this cell again, with the same runs.
+    assert "| 44.60 " not in hidden
+
+
+def test_of_what_no_paper_reports_it_is_said(tmp_path):
+    assert block(["fedavgm"], Results.load(tmp_path)) == "No table of the four papers has it.\n"
+
+
+def test_a_block_can_be_filled_again():
+    once = fill("a\n<!-- measured: moon -->\nold\n<!-- /measured -->\nb\n", Results([]))
+    assert "old" not in once
+    assert once.startswith("a\n")
+    assert once.endswith("<!-- /measured -->\nb\n")
+    assert fill(once, Results([])) == once
