@@ -64,7 +64,14 @@ def page(found: dict[str, Any]) -> str:
         f"Measured on {m['date']}: {m['cores']} cores of {m['cpu']}, {m['memory_gb']} GB, "
         f"Python {m['python']}, torch {m['torch']}."
     )
-    parts = [HEAD.format(machine=machine), kills(found), fuzzing(found), long(found), PROMISES]
+    parts = [
+        HEAD.format(machine=machine),
+        kills(found),
+        workers(found),
+        fuzzing(found),
+        long(found),
+        PROMISES,
+    ]
     return "\n".join(filter(None, parts))
 
 
@@ -102,6 +109,22 @@ def kills(found: dict[str, Any]) -> str:
             f"\nA disk of 400 kB that filled up during the run ({times}) ended it in a sentence; with room again it "
             "went on to the same result."
         )
+    return "\n".join(lines) + "\n"
+
+
+def workers(found: dict[str, Any]) -> str:
+    """Workers that were harmed."""
+    held = sections(found, "workers")
+    if not held:
+        return ""
+    lines = [
+        "## Workers\n",
+        "A worker of the `processes` backend was harmed in the middle of a link. It was replaced, its visit made again, and "
+        "all visits were those of `serial`, bit for bit; no process was left.\n",
+        "| what happened to it | times | same result |",
+        "|---|---|---|",
+        *(f"| {k} | {v['times']} | {'yes' if v['same'] else 'no'} |" for k, v in held.items()),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,7 @@
 """The one exception a user can cause and mend: its text is a sentence that says how."""
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -17,3 +18,16 @@ def nearest(word: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known) + "."
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether this is how the system, Python or PyTorch says that there is no memory left."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    # PyTorch's CPU allocator has no class of its own: "DefaultCPUAllocator: can't allocate memory: ...".
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    )
+
+
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "could not create a memory")

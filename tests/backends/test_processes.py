@@ -1,6 +1,7 @@
 """Processes return what serial returns, whatever happens to them."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -136,6 +137,26 @@ def test_a_stopped_worker_is_replaced(opened, monkeypatch):
     assert not alive(stopped)
 
 
+@dataclass(frozen=True)
+class Roomy(FedNTD):
+    def prepare(self, model, down, memory, data):
+        torch.empty(1 << 28)  # 1 GB, in address space only
+        return super().prepare(model, down, memory, data)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
+def test_a_worker_without_memory_is_replaced_and_its_visit_made_again(opened):
+    w = work(Roomy(), workers=2)
+    backend = opened(w)
+    asked = jobs(w)
+    same(backend.map(asked), Serial(w).map(asked))
+    poor = backend._workers[0].pid
+    resource.prlimit(poor, resource.RLIMIT_AS, (1 << 20, 1 << 20))  # less than it has: nothing more
+    same(backend.map(asked), Serial(w).map(asked))
+    assert not alive(poor)
+    assert len(backend._workers) == 2
+
+
 def test_workers_survive_the_death_of_the_nursery(opened):
     w = work(workers=2)
     backend = opened(w)
@@ -209,6 +230,8 @@ class Raises(FedAvg):
             raise UserError("do this instead.")
         if self.kind == "dies":
             os._exit(7)
+        if self.kind == "greedy":
+            torch.empty(1 << 56)
         raise ZeroDivisionError("in a hook")
 
 
@@ -218,6 +241,7 @@ class Raises(FedAvg):
         ("plain", ZeroDivisionError, "in a hook"),
         ("user", UserError, "do this instead"),
         ("dies", UserError, "ended its worker process 3 times, the last time with exit code 7"),
+        ("greedy", UserError, "ended its worker process 3 times, the last time because memory ran out"),
     ],
 )
 def test_an_exception_in_a_hook_arrives(kind, error, words, opened):

@@ -40,3 +40,11 @@ def test_the_package_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "fedrecall", "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "compare" in done.stdout
+
+
+def test_a_lack_of_memory_is_a_sentence():
+    line = ["run", "--model", "mlp:10000000+10000000", "--rounds", "1", "--backend", "serial"]
+    done = subprocess.run([sys.executable, "-m", "fedrecall", *line], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "memory ran out" in done.stderr
+    assert "Traceback" not in done.stderr

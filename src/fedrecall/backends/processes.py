@@ -13,6 +13,7 @@ same result, because all that is random about a visit is a function of seed, rou
 from __future__ import annotations
 
 import atexit
+import errno
 import json
 import mmap
 import os
@@ -399,4 +400,6 @@ def _cause(status: int) -> str:
         with suppress(ValueError):
             return f"by {signal.Signals(-status).name}"
         return f"by signal {-status}"
+    if status == errno.ENOMEM:
+        return "because memory ran out"
     return f"with exit code {status}" if status else "without a sign of life"

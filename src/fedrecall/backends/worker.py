@@ -8,6 +8,7 @@ ends, however it ends, the nursery reads an end of file, kills its workers and l
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import os
 import signal
@@ -26,6 +27,7 @@ import torch
 
 from fedrecall import specs
 from fedrecall.backends.parcels import Channel, Parcel, Unsendable, pack, unpack
+from fedrecall.errors import lacks_memory
 from fedrecall.training import visit
 
 BEAT_SECONDS = 0.5
@@ -86,12 +88,16 @@ def _live(orders: int, pulse: int) -> None:
         _die_with_parent()
         torch.set_num_threads(1)
         threading.Thread(target=_beat, args=(pulse,), daemon=True).start()
-        work(Channel(socket.socket(fileno=orders)))
+        channel = Channel(socket.socket(fileno=orders))  # open until the end, so that it ends with a code
+        work(channel)
         code = 0
     except EOFError:
         code = 0
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        if lacks_memory(error):
+            code = errno.ENOMEM  # who hired it knows this sign
+        else:
+            traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -147,6 +153,8 @@ def work(channel: Channel) -> None:
                     client=client,
                 )
         except Exception as error:
+            if lacks_memory(error):
+                raise  # this process ends, and another one tries
             answer = Failed(error, traceback.format_exc())
         packed = _pack(answer)
         del answer
@@ -158,6 +166,8 @@ def _pack(answer: Any) -> Parcel:
     try:
         return pack(answer)
     except Exception as error:
+        if lacks_memory(error):
+            raise
         if isinstance(answer, Failed):  # an exception that cannot be pickled: its text can
             return pack(Failed(None, answer.text))
         kind = Unsendable if isinstance(error, Unsendable) else TypeError

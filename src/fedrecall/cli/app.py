@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedrecall.errors import UserError
+from fedrecall.errors import UserError, lacks_memory
 
 app = typer.Typer(
     name="fedrecall",
@@ -18,6 +18,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+NO_MEMORY = (
+    "memory ran out. What a run folder holds is whole, and --resume goes on with it: take fewer workers, "
+    "smaller batches or a smaller model."
+)
+
 out = Console()
 err = Console(stderr=True)
 
@@ -56,8 +61,7 @@ def main() -> None:
     except UserError as error:
         if "--debug" in sys.argv:
             raise
-        err.print(f"[red]error:[/red] {_escaped(str(error))}", soft_wrap=True)
-        sys.exit(2)
+        _refuse(str(error))
     except Interrupted as stop:
         err.print(f"{_escaped(str(stop))}; what was done is saved.", soft_wrap=True)
         sys.exit(128 + stop.signum)
@@ -66,6 +70,16 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+
+    except Exception as error:
+        if "--debug" in sys.argv or not lacks_memory(error):
+            raise
+        _refuse(NO_MEMORY)
+
+
+def _refuse(sentence: str) -> None:
+    err.print(f"[red]error:[/red] {_escaped(sentence)}", soft_wrap=True)
+    sys.exit(2)
 
 
 def _escaped(text: str) -> str:
