@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 from scipy import stats
 from tests.flower import test_nodes
+from tests.flower.circles import RUN, Circle, Server
 from tests.flower.grids import Grid
 from tests.flower.test_nodes import alone, changed, nodes, play, value
 
@@ -23,12 +24,9 @@ from fedrecall.errors import UserError
 from fedrecall.flower import hosting, masks, member, wire
 from fedrecall.flower.masks import BITS, LIMIT
 from fedrecall.flower.node import Node
-from fedrecall.flower.secure import Round
-from fedrecall.flower.wire import Call, Malformed, MaskedTask, Members, Task, Unmasking
-from fedrecall.training import Visit
+from fedrecall.flower.wire import Call, Malformed, Unmasking
 
 KINDS = ("query.keys", "query.shares", "train.masked", "query.unmask")
-RUN = "0123456789abcdef" * 2
 
 
 @pytest.fixture(autouse=True)
@@ -331,50 +329,6 @@ def test_an_upload_that_is_changed_on_its_way_stops_the_run(tmp_path):
 # What a node refuses.
 
 
-class Circle:
-    """Members that have sent keys and shares, as the node's half keeps them."""
-
-    def __init__(self, count: int = 4, round_number: int = 3):
-        self.clients = [10 * k for k in range(count)]
-        self.round = round_number
-        self.states = {c: RecordDict() for c in self.clients}
-        self.keys = {c: member.offer(self.states[c], Call(RUN, round_number, c)) for c in self.clients}
-        self.parcels = {c: member.share(self.states[c], self.members(c)) for c in self.clients}
-
-    def members(self, client: int) -> Members:
-        keys = [self.keys[c] for c in self.clients]
-        return Members(
-            *(
-                RUN,
-                self.round,
-                client,
-                list(self.clients),
-                [k.sealing for k in keys],
-                [k.masking for k in keys],
-            )
-        )
-
-    def parcel(self, sender: int, receiver: int) -> bytes:
-        return self.parcels[sender].parcels[[c for c in self.clients if c != sender].index(receiver)]
-
-    def task(self, client: int, clients: list[int] | None = None) -> MaskedTask:
-        others = [c for c in clients or self.clients if c != client]
-        return MaskedTask("", 0.25, others, [self.parcel(c, client) for c in others])
-
-    def mask(self, client: int, asked: MaskedTask, value: float = 1.0, loss: float = 2.0) -> wire.Masked:
-        up = {"w": torch.full((2, 3), value)}
-        task = Task("", "", RUN, self.round, client, 0, 0)
-        return member.mask(self.states[client], task, asked, lambda: Visit(client, 5, up, None, loss, 0.5))[0]
-
-    def unmasking(self, client: int, present: list[int]) -> Unmasking:
-        return Unmasking(RUN, self.round, client, present)
-
-    def secrets(self, client: int) -> tuple[bytes, bytes]:
-        """A member's seed and private masking key, before it has masked anything."""
-        kept = self.states[client][member.STATE]
-        return kept["seed"], kept["masking"]
-
-
 def test_members_reveal_one_kind_of_share_each_and_that_once():
     circle = Circle(4)
     secrets = {c: circle.secrets(c) for c in circle.clients}
@@ -529,46 +483,6 @@ def test_a_node_may_insist_on_it(tmp_path):
 # The arithmetic.
 
 
-def around(circle: Circle, lost: dict[str, set[int]], up: dict[str, torch.Tensor]) -> Round:
-    """The server's half over these members."""
-
-    def ask(contents, kind, read):
-        found: dict[int, object] = {}
-        for client, content in contents.items():
-            if client in lost.get(kind, set()):
-                found[client] = Malformed("lost")
-                continue
-            state = circle.states[client]
-            if kind == "query.keys":
-                answer = wire.pack(member.offer(state, wire.unpack(content, Call, "")[0]))
-            elif kind == "query.shares":
-                answer = wire.pack(member.share(state, wire.unpack(content, Members, "")[0]))
-            elif kind == "train.masked":
-                asked, _ = wire.unpack(content, MaskedTask, "")
-                visit = circle.visits[client]
-                task = wire.values(wire.from_json(asked.task, ""), Task, "")
-                hidden, seconds = member.mask(state, task, asked, lambda visit=visit: visit)
-                answer = wire.pack(wire.MaskedReport(circle.round, client, seconds), hidden)
-            else:
-                answer = wire.pack(member.reveal(state, wire.unpack(content, Unmasking, "")[0]))
-            try:
-                found[client] = read(client, answer)
-            except ValueError as error:
-                found[client] = error
-        return found
-
-    return Round(ask, RUN, circle.round, up)
-
-
-def sum_of(count: int, lost: dict[str, set[int]], weights: dict[int, int], uploads: dict[int, torch.Tensor]):
-    circle = Circle(count)
-    circle.visits = {c: Visit(c, 1, {"w": u}, None, float(c), 0.5) for c, u in uploads.items()}
-    tasks = {c: Task("", "", RUN, circle.round, c, 0, 0) for c in circle.clients}
-    downs = {c: wire.pack_arrays({}) for c in circle.clients}
-    server = around(circle, lost, {"w": next(iter(uploads.values()))})
-    return server, lambda: server.play(tasks, downs, weights.__getitem__)
-
-
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_the_sum_is_that_of_those_who_are_there(data):
@@ -582,15 +496,15 @@ def test_the_sum_is_that_of_those_who_are_there(data):
         c: torch.from_numpy(stream.normal(size=(2, 3)) * 10.0 ** stream.integers(-3, 6)) for c in clients
     }
     weights = {c: int(stream.integers(1, 1000)) for c in clients}
-    server, run = sum_of(count, lost, weights, uploads)
+    server = Server(lost, uploads)
     keyed = count - len(lost["query.keys"])
     left = keyed - len(lost["query.shares"]) - len(lost["train.masked"])
     there = [c for c in clients if not any(c in lost[k] for k in KINDS[:3])]
     if keyed < 3 or left - len(lost["query.unmask"]) < keyed // 2 + 1:
         with pytest.raises(Malformed, match=r"clients are left for secure aggregation, \d are needed"):
-            run()
+            server.play(weights)
         return
-    mean = run()
+    mean = server.play(weights)
     total = sum(weights[c] for c in there)
     expected = sum(uploads[c] * (weights[c] / total) for c in there)
     # Rounding: half of 2^-40 for each client, over what those who are there count of those who were asked.
@@ -599,27 +513,26 @@ def test_the_sum_is_that_of_those_who_are_there(data):
     assert float((mean.up["w"] - expected).abs().max()) <= bound
     assert mean.loss == pytest.approx(np.mean(there), abs=1e-9)
     assert set(mean.seconds) == set(there)
-    assert set(server.failures) == set(clients) - set(there)
+    assert set(server.round.failures) == set(clients) - set(there)
 
 
 @pytest.mark.parametrize("kind", ["own_mask", "pair_mask"])
 def test_with_one_mask_left_on_there_is_no_sum(kind, monkeypatch):
     """All shares but one client's, or one pair's: the sum is as random as before."""
     uploads = {10 * k: torch.zeros(300) for k in range(4)}
-    server, run = sum_of(4, {"train.masked": {20}}, dict.fromkeys(uploads, 1), uploads)
+    server = Server({"train.masked": {20}}, uploads)
     real, seen = getattr(masks, kind), []
-    monkeypatch.setattr(member.masks, kind, real)
 
     def without(*given):
         mask = real(*given)
-        if server.arrived:  # now it is the server that asks for masks, to take them off
+        if server.round.arrived:  # now it is the server that asks for masks, to take them off
             seen.append(mask)
             return mask * 0 if len(seen) == 1 else mask
         return mask
 
     monkeypatch.setattr(masks, kind, without)
     with pytest.raises(Malformed, match="the masks do not come off"):
-        run()
+        server.play(dict.fromkeys(uploads, 1))
     assert len(seen) == 3
     assert stats.kstest(seen[0] / 2.0**64, "uniform").pvalue > 1e-4
 
