@@ -553,6 +553,16 @@ def test_masks_of_a_pair_cancel_and_nobody_elses_do():
     assert (masks.own_mask(b"x", b"s", 1, 50) != masks.own_mask(b"x", b"s", 2, 50)).all()
 
 
+def test_a_session_is_of_one_run_and_round_and_of_these_members_keys():
+    given = ("run", 3, [1, 2], [b"a", b"b"], [b"c", b"d"])
+    others = ("ruin", 4, [1, 3], [b"a", b"e"], [b"c", b"e"])
+    found = {masks.bind(*given)}
+    for place, other in enumerate(others):
+        found.add(masks.bind(*given[:place], other, *given[place + 1 :]))
+    assert len(found) == 1 + len(given)
+    assert masks.bind(*given) in found
+
+
 def test_a_mask_is_the_key_stream_of_chacha20():
     """RFC 8439, appendix A.1, test vector 1: key, nonce and counter are zero."""
     expected = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
