@@ -401,6 +401,15 @@ def test_shares_of_another_round_session_sender_or_receiver_are_not_taken():
         assert not circle.states[0]
 
 
+def test_shares_of_another_length_are_not_taken():
+    circle = Circle(4)
+    sender, public = circle.states[10][member.STATE], circle.keys[0].sealing
+    sealed = masks.seal(b"too short", sender["sealing"], public, sender["session"], 10, 0)
+    task = circle.task(0)
+    with pytest.raises(Malformed, match="client 10's shares are 9 bytes long, not 120"):
+        circle.mask(0, task._replace(parcels=[sealed, *task.parcels[1:]]))
+
+
 def test_what_is_sealed_is_bound_to_session_sender_and_receiver():
     (a, a_public), (b, b_public) = masks.key_pair(), masks.key_pair()
     sealed = masks.seal(b"x" * 5, a, b_public, b"s", 1, 2)
