@@ -506,11 +506,12 @@ def test_the_sum_is_that_of_those_who_are_there(data):
     }
     weights = {c: int(stream.integers(1, 1000)) for c in clients}
     server = Server(lost, uploads)
-    keyed = count - len(lost["query.keys"])
-    left = keyed - len(lost["query.shares"]) - len(lost["train.masked"])
+    left = [count - sum(len(lost[k]) for k in KINDS[: n + 1]) for n in range(len(KINDS))]
+    needed = [3, *[left[0] // 2 + 1] * 3]
     there = [c for c in clients if not any(c in lost[k] for k in KINDS[:3])]
-    if keyed < 3 or left - len(lost["query.unmask"]) < keyed // 2 + 1:
-        with pytest.raises(Malformed, match=r"clients are left for secure aggregation, \d are needed"):
+    if short := [(have, need) for have, need in zip(left, needed, strict=True) if have < need]:
+        said = "{} clients are left for secure aggregation, {} are needed".format(*short[0])
+        with pytest.raises(Malformed, match=said):
             server.play(weights)
         return
     mean = server.play(weights)
@@ -544,6 +545,20 @@ def test_with_one_mask_left_on_there_is_no_sum(kind, monkeypatch):
         server.play(dict.fromkeys(uploads, 1))
     assert len(seen) == 3
     assert stats.kstest(seen[0] / 2.0**64, "uniform").pvalue > 1e-4
+
+
+def test_a_key_that_is_not_the_clients_own_is_not_used(monkeypatch):
+    """Client 20 shares another private key than it showed (here no number of the curve), and is lost."""
+    real = masks.shares
+    server = Server({"train.masked": {20}}, {10 * k: torch.zeros(3) for k in range(4)})
+
+    def shares(secret: bytes, members: int) -> list[bytes]:
+        own = server.said[-1][1] == 10 and server.said[-1][0] == "query.shares"  # it is 20's turn
+        return real(bytes(48) if own and len(secret) == 48 else secret, members)
+
+    monkeypatch.setattr(masks, "shares", shares)
+    with pytest.raises(Malformed, match="the key that client 20 shared is not its own"):
+        server.play(dict.fromkeys(server.visits, 1))
 
 
 def test_masks_of_a_pair_cancel_and_nobody_elses_do():
