@@ -1,6 +1,6 @@
-"""Seconds a round and a sequential hop take in a real Flower federation on this machine.
+"""Seconds a round, a sequential hop and a secure round take in a real Flower federation on this machine.
 
-    python -m benchmarks.flower [--rounds 5] [--plain]
+    python -m benchmarks.flower [--rounds 5] [--only "--poll 0.5"]
 
 Three SuperNodes on loopback with TLS and authenticated nodes train a small network on digits, for
 which training itself is next to nothing: what is measured is what Flower and the processes cost.
@@ -24,8 +24,15 @@ CASES = {
 }
 
 
-def measure(launcher: tuple[str, ...], environment: dict[str, str], rounds: int) -> tuple[float, float]:
-    """Median seconds of a parallel round and of a hop of a chain."""
+RUNS = {
+    "round": {"algorithm": "fedavg"},
+    "hop": {"algorithm": "fedseq"},
+    "secure": {"algorithm": "fedavg", "secure": "examples"},
+}
+
+
+def measure(launcher: tuple[str, ...], environment: dict[str, str], rounds: int) -> dict[str, float]:
+    """Median seconds of a parallel round, of a hop of a chain, and of a round with secure aggregation."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         f = LocalFederation(folder, launcher)
@@ -38,17 +45,17 @@ def measure(launcher: tuple[str, ...], environment: dict[str, str], rounds: int)
                 f.register(key)
                 f.start_node(f"node{k}", key, f'client={k} data="digits" divide=true')
             seconds = {}
-            for algorithm in ("fedavg", "fedseq"):
-                out = folder / algorithm
+            for name, run in RUNS.items():
+                out = folder / name
                 f.submit(
-                    algorithm=algorithm, clients=3, sample=3, rounds=rounds, dataset="digits", model="mlp",
+                    **run, clients=3, sample=3, rounds=rounds, dataset="digits", model="mlp",
                     training__local_epochs=1, out=str(out),
                 )  # fmt: skip
-                f.until(lambda out=out: len(_rounds(out)) >= rounds, 600, f"{algorithm} to end")
-                seconds[algorithm] = statistics.median(r["seconds"]["train"] for r in _rounds(out))
+                f.until(lambda out=out: len(_rounds(out)) >= rounds, 600, f"{name} to end")
+                seconds[name] = statistics.median(r["seconds"]["train"] for r in _rounds(out))
         finally:
             f.close()
-    return seconds["fedavg"], seconds["fedseq"] / 3
+    return seconds | {"hop": seconds["hop"] / 3}
 
 
 def _rounds(out: Path) -> list[dict]:
@@ -67,9 +74,10 @@ def main() -> None:
     for name, (launcher, environment) in CASES.items():
         if given.only in name:
             began = time.perf_counter()
-            a, b = measure(launcher, environment, given.rounds)
+            found = measure(launcher, environment, given.rounds)
             took = time.perf_counter() - began
-            print(f"{name:36} round {a:5.2f} s, hop {b:5.2f} s ({took:.0f} s in all)", flush=True)
+            each = ", ".join(f"{what} {seconds:5.2f} s" for what, seconds in found.items())
+            print(f"{name:36} {each} ({took:.0f} s in all)", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,6 +32,30 @@ def test_what_qualifies_is_what_the_documentation_says(name):
     assert (protectable(algorithm) is None) == (name in PROTECTED)
     assert sums(algorithm) == (name in SECURE)
     assert sums(algorithm, equal=False) == (name in MEAN | {"fedseq", "cwc"})
+
+
+def documented() -> dict[str, tuple[bool, ...]]:
+    """The table of docs/privacy.md: what its columns say of each algorithm."""
+    page = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
+    table = page.split("| algorithm |")[1].split("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return {
+        name: tuple(cell == "yes" or name in cell.split(", ") for cell in cells)
+        for names, *cells in rows
+        for name in names.split(", ")
+    }
+
+
+def test_the_documentations_table_is_what_is_found_by_trying():
+    found = {}
+    for name in OTHERS:
+        algorithm = ALGORITHMS.make(name)
+        model_alone = privacy._template(algorithm)._fields == ("weights",)
+        by_mean = (sums(algorithm, equal=False), sums(algorithm, equal=True))
+        found[name] = (*by_mean, model_alone, protectable(algorithm) is None)
+    assert documented() == found
+    assert privacy.summed(equal=False) == [n for n in OTHERS if found[n][0]]
+    assert privacy.summed(equal=True) == [n for n in OTHERS if found[n][1]]
 
 
 def uploads(name: str, seed: int, count: int):

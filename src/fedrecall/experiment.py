@@ -261,7 +261,7 @@ class Experiment:
 
     @property
     def _chain_count(self) -> int:
-        return self.config.chains or (1 if self.algorithm.sequential else self.config.sampled)
+        return chain_count(self.config, self.algorithm)
 
     def _round(self, number: int) -> rounds.Dialogue[None]:
         config, clock = self.config, Clock()
@@ -438,6 +438,11 @@ def describe(federation: Federation) -> tuple[Sequence[np.ndarray], dict[str, An
         "counts": federation.counts.tolist(),
         "auxiliary": 0 if auxiliary is None else len(auxiliary),
     }
+
+
+def chain_count(config: Config, algorithm: FedAvg) -> int:
+    """How many chains train side by side."""
+    return config.chains or (1 if algorithm.sequential else config.sampled)
 
 
 def device_of(config: Config) -> torch.device:

@@ -44,6 +44,12 @@ def sums(algorithm: FedAvg, *, equal: bool = True) -> bool:
     return _sums(algorithm, _template(algorithm), equal)
 
 
+def summed(*, equal: bool = True) -> list[str]:
+    """Names of the algorithms of which `sums` is true."""
+    others = [n for n in ALGORITHMS if n != "private"]  # which shortens every upload once more
+    return [n for n in others if sums(ALGORITHMS.make(n), equal=equal)]
+
+
 def protectable(algorithm: FedAvg) -> str | None:
     """Why noise on the mean update cannot protect clients of this algorithm; None if it can."""
     name = type(algorithm).__name__

@@ -130,6 +130,26 @@ def test_show_explains_hyperparameters_and_counts_what_travels(call):
     assert "1.00 ×" in out
 
 
+@pytest.mark.parametrize(
+    ("name", "noise", "summing"),
+    [
+        ("fedntd", "yes, with private", "by examples or with equal weights"),
+        ("feddyn", "yes, with private", "with equal weights"),
+        ("scaffold", "no: Scaffold uploads change beside the model", "with equal weights"),
+        ("fedseq", "no: FedSeq sends every client's model to the next", "every client is a chain of its own"),
+        ("fednova", "no: FedNova uploads steps", "no: the server needs more of the uploads than their mean"),
+        ("private:fedavg,noise=0", "this is it", "no: the server needs more of the uploads than their mean"),
+    ],
+)
+def test_show_says_what_protects_an_upload(name, noise, summing, call):
+    code, out, _ = call("show", "algorithm", name)
+    assert code == 0
+    said = {line[:20].strip(): line[20:].strip() for line in out.splitlines()}
+    assert said["differential privacy"].startswith(noise)
+    assert said["secure aggregation"].startswith(summing) or said["secure aggregation"].endswith(summing)
+    assert ("examples" in said["secure aggregation"]) == (name in ("fedntd", "fedseq"))
+
+
 def test_partition_draws_saves_and_pictures(call, tmp_path):
     from fedrecall.data import partitions
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.serde import context_from_proto, context_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedrecall.flower import client
@@ -18,6 +19,7 @@ class Grid:
         self.nodes, self.tamper = nodes, tamper
         self.sent: list[Message] = []
         self.received: list[Message] = []
+        self.states: dict[int, RecordDict] = {}
         self._replies: dict[str, Message] = {}
         self._count = 0
 
@@ -43,13 +45,14 @@ class Grid:
 
     def answer(self, node: int, message: Message) -> Message:
         """As Flower's flwr-clientapp does it."""
-        context = Context(
-            run_id=1, node_id=node, node_config=self.nodes[node], state=RecordDict(), run_config={}
-        )
+        state = self.states.get(node, RecordDict())
+        context = Context(run_id=1, node_id=node, node_config=self.nodes[node], state=state, run_config={})
         try:
             return client.app(message=message, context=context)
         except Exception as error:
             return Message(Error(code=2, reason=repr(error)), reply_to=message)
+        finally:
+            self.states[node] = context_from_proto(context_to_proto(context)).state
 
     def pull_messages(self, identities: Iterable[str]) -> list[Message]:
         # Latest first: replies come in any order.

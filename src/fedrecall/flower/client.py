@@ -1,10 +1,13 @@
 """The ClientApp: a node says who it is, trains, and evaluates, on data that do not leave it."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from fedrecall import config as configs
 from fedrecall import payloads
@@ -13,12 +16,26 @@ from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.config import Config
 from fedrecall.errors import UserError
 from fedrecall.experiment import make_model
-from fedrecall.flower import wire
+from fedrecall.flower import member, wire
 from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo
-from fedrecall.flower.wire import Announcement, Data, Malformed, Question, Refusal, Report, Task, Tested
+from fedrecall.flower.wire import (
+    Announcement,
+    Call,
+    Data,
+    Malformed,
+    MaskedReport,
+    MaskedTask,
+    Members,
+    Question,
+    Refusal,
+    Report,
+    Task,
+    Tested,
+    Unmasking,
+)
 from fedrecall.measures.accuracy import evaluate
 from fedrecall.models.model import Model
-from fedrecall.training import visit
+from fedrecall.training import Visit, visit
 
 app = ClientApp()
 threads: int | None = None
@@ -56,6 +73,30 @@ def test(message: Message, context: Context) -> Message:
     return _answer(make_test, message, context)
 
 
+@app.query("keys")
+def keys(message: Message, context: Context) -> Message:
+    """Secure aggregation, first: make keys."""
+    return _answer(partial(make_keys, state=context.state), message, context)
+
+
+@app.query("shares")
+def shares(message: Message, context: Context) -> Message:
+    """Secure aggregation, second: share secrets."""
+    return _answer(partial(make_shares, state=context.state), message, context)
+
+
+@app.train("masked")
+def train_masked(message: Message, context: Context) -> Message:
+    """Secure aggregation, third: make a visit and mask what comes of it."""
+    return _answer(partial(make_masked_visit, state=context.state), message, context)
+
+
+@app.query("unmask")
+def unmask(message: Message, context: Context) -> Message:
+    """Secure aggregation, last: reveal what takes the masks off the sum."""
+    return _answer(partial(make_unmasking, state=context.state), message, context)
+
+
 def announce(node: Node, content: RecordDict) -> RecordDict:
     """Number, sizes, shape, class names and channel statistics of the node's data."""
     question, arrays = wire.unpack(content, Question, "the server's question")
@@ -78,6 +119,37 @@ def announce(node: Node, content: RecordDict) -> RecordDict:
 def make_visit(node: Node, content: RecordDict) -> RecordDict:
     """Train as the server asks, from the memory that it means, and remember."""
     task, arrays = wire.unpack(content, Task, "the server's task")
+    if node.secure:
+        raise UserError("its owner lets it train with secure aggregation only: set secure in the run config.")
+    done = _train(node, task, arrays)
+    return wire.pack(Report(task.round, task.client, done.examples, done.loss, done.seconds), done.up)
+
+
+def make_keys(node: Node, content: RecordDict, state: RecordDict) -> RecordDict:
+    """Public keys for a round."""
+    return wire.pack(member.offer(state, _asked(node, content, Call)))
+
+
+def make_shares(node: Node, content: RecordDict, state: RecordDict) -> RecordDict:
+    """Shares of the node's secrets, for each other member to read."""
+    return wire.pack(member.share(state, _asked(node, content, Members)))
+
+
+def make_masked_visit(node: Node, content: RecordDict, state: RecordDict) -> RecordDict:
+    """Train as `make_visit` does, and hide what comes of it."""
+    asked, arrays = wire.unpack(content, MaskedTask, "the server's task")
+    what = "the server's task"
+    task = wire.values(wire.from_json(asked.task, what), Task, what)
+    hidden, seconds = member.mask(state, task, asked, lambda: _train(node, task, arrays))
+    return wire.pack(MaskedReport(task.round, task.client, seconds), hidden)
+
+
+def make_unmasking(node: Node, content: RecordDict, state: RecordDict) -> RecordDict:
+    """Of every member one of the two shares that the node holds."""
+    return wire.pack(member.reveal(state, _asked(node, content, Unmasking)))
+
+
+def _train(node: Node, task: Task, arrays: dict[str, Tensor]) -> Visit:
     algorithm, model, silo, config = _prepare(node, task)
     template = payloads.declared_down(algorithm, model, silo.dataset.shape, silo.dataset.classes)
     down = payloads.check(arrays, template, "what the server sent", growing=True)
@@ -95,9 +167,9 @@ def make_visit(node: Node, content: RecordDict) -> RecordDict:
     )
     if done.failure is not None:
         at = "" if done.failure.step is None else f"step {done.failure.step}: "
-        return wire.pack(Refusal(at + done.failure.reason))
+        raise UserError(at + done.failure.reason)
     kept.put(task.round, done.memory, task.keep)
-    return wire.pack(Report(task.round, task.client, done.examples, done.loss, done.seconds), done.up)
+    return done
 
 
 def make_test(node: Node, content: RecordDict) -> RecordDict:
@@ -110,8 +182,7 @@ def make_test(node: Node, content: RecordDict) -> RecordDict:
 
 
 def _prepare(node: Node, task: Task) -> tuple[FedAvg, Model, Silo, Config]:
-    if task.client != node.client:
-        raise UserError(f"it is client {node.client}, not {task.client}.")
+    _check_mine(node, task.client)
     config = _config(node, task.config)
     silo = Silo(
         node, config, wire.values(wire.from_json(task.data, "the task's data"), Data, "the task's data")
@@ -135,3 +206,15 @@ def _config(node: Node, text: str) -> Config:
 def _no_arrays(arrays: object) -> None:
     if arrays:
         raise Malformed("the server's question has undeclared arrays")
+
+
+def _check_mine(node: Node, client: int) -> None:
+    if client != node.client:
+        raise UserError(f"it is client {node.client}, not {client}.")
+
+
+def _asked(node: Node, content: RecordDict, kind: Any) -> Any:
+    asked, arrays = wire.unpack(content, kind, "the server's question")
+    _no_arrays(arrays)
+    _check_mine(node, asked.client)
+    return asked

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fedrecall import config as configs
-from fedrecall import specs
+from fedrecall import privacy, specs
+from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.errors import UserError
+from fedrecall.experiment import chain_count
+from fedrecall.flower import masks
 from fedrecall.flower.node import ELSEWHERE
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE
 
@@ -37,6 +40,8 @@ class Hosting:
     """Seconds to wait for the replies of one link; who has not answered then is left out of the round."""
     poll: Annotated[float, POSITIVE] = 0.2
     """Seconds between looks for replies."""
+    secure: Literal["off", "examples", "equal"] = "off"
+    """Secure aggregation: the server learns the clients' mean alone, by numbers of examples or all equal."""
 
 
 def read(given: Mapping[str, Any]) -> tuple[Config, Hosting]:
@@ -60,4 +65,25 @@ def read(given: Mapping[str, Any]) -> tuple[Config, Hosting]:
         raise UserError(
             f"min_clients = {hosting.min_clients} is more than the {config.sampled} sampled a round."
         )
+    if hosting.secure != "off":
+        _check_secure(config, hosting)
     return config, hosting
+
+
+def _check_secure(config: Config, hosting: Hosting) -> None:
+    algorithm, name = ALGORITHMS.make(config.algorithm), config.algorithm["name"]
+    equal = hosting.secure == "equal"
+    if not privacy.sums(algorithm, equal=equal):
+        raise UserError(
+            f"secure = {hosting.secure!r} cannot aggregate {name}, which needs more of the uploads than that "
+            f"mean; it can: {', '.join(privacy.summed(equal=equal))}."
+        )
+    if chain_count(config, algorithm) < config.sampled:
+        raise UserError(
+            "in a chain every client sees the model of the one before, which secure aggregation would hide: "
+            f"let every client be a chain with chains = {config.sampled}."
+        )
+    if config.sampled < masks.FEWEST:
+        raise UserError(
+            f"secure aggregation needs at least {masks.FEWEST} clients a round, not {config.sampled}."
+        )

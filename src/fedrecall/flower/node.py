@@ -46,6 +46,8 @@ class Node:
     """Where it trains."""
     custom: bool = False
     """Allow runs to name algorithms and networks of your own as package.module:Class, which are imported."""
+    secure: bool = False
+    """Train only where secure aggregation hides the upload from the server."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Node":

@@ -2,12 +2,13 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -19,12 +20,14 @@ from fedrecall.errors import UserError
 from fedrecall.flower import wire
 from fedrecall.flower.hosting import Hosting
 from fedrecall.flower.node import ELSEWHERE
+from fedrecall.flower.secure import Round
 from fedrecall.flower.wire import Announcement, Data, Malformed, Question, Report, Task, Tested
 from fedrecall.measures.accuracy import Evaluation
 from fedrecall.models.model import Weights
 from fedrecall.training import Failure, Visit
 
 log = logging.getLogger("flwr")
+T = TypeVar("T")
 PROGRESS = 10.0
 """Seconds between lines that say who is waited for."""
 
@@ -60,6 +63,8 @@ class Nodes:
         self.up: Any = None
         """The template of uploads, once there is a model."""
         self._json = wire.as_json(_for_nodes(config))
+        self._examples: dict[int, int] = {}
+        """Of each client that ever said so."""
         self._known: dict[int, Announcement] = {}
         """By node id; several nodes may say the same number."""
         self._asked: dict[str, int] = {}
@@ -114,7 +119,8 @@ class Nodes:
                 self._asked[identity] = node
         for node, reply in self._pull(self._asked):
             try:
-                self._known[node] = self._announcement(reply)
+                said = self._announcement(reply)
+                self._known[node], self._examples[said.client] = said, said.examples
             except ValueError as error:
                 self._refused.add(node)
                 log.error("node %d is left out: %s", node, error)
@@ -197,57 +203,70 @@ class Nodes:
 
     def map(self, jobs: Sequence[Job]) -> Iterator[Visit]:
         """The visits in the order of their jobs; who does not answer in time, or not well, has failed."""
-        contents: dict[
-            int, tuple[Any, RecordDict]
-        ] = {}  # arrays are packed once for all that receive the same
-        for job in jobs:
-            if id(job.down) not in contents:
-                contents[id(job.down)] = job.down, wire.pack(self._task(job.round, job.client, 0), job.down)
-        asked = {}
-        for job in jobs:
-            content = RecordDict(dict(contents[id(job.down)][1].items()))
-            remembered = int(job.memory.round) if isinstance(job.memory, Receipt) else 0
-            content["values"] = wire.pack(self._task(job.round, job.client, remembered))["values"]
-            asked[job.client] = content
-        replies = self._exchange(asked, "train", jobs[0].round if jobs else 0)
-        for job in jobs:
-            yield self._visit(job, *replies[job.client])
+        if not jobs:
+            return
+        tasks = {job.client: self._task(job.round, job.client, _remembered(job)) for job in jobs}
+        downs = _packed(jobs)
+        if self.hosting.secure == "off":
+            yield from self._visits(jobs, tasks, downs)
+        else:
+            yield from self._masked_visits(jobs, tasks, downs)
 
-    def _visit(self, job: Job, reply: Message | None, absence: str) -> Visit:
+    def _visits(
+        self, jobs: Sequence[Job], tasks: Mapping[int, Task], downs: Mapping[int, ArrayRecord]
+    ) -> Iterator[Visit]:
+        number = jobs[0].round
+        asked = {client: wire.pack(task, downs[client]) for client, task in tasks.items()}
+        answers = self._ask(asked, "train", partial(self._upload, number), round_number=number)
+        for job in jobs:
+            answer = answers[job.client]
+            if isinstance(answer, ValueError):
+                yield _failed(job, str(answer))
+            else:
+                report, up = answer
+                yield _done(job, report.examples, up, report.loss, report.seconds)
+
+    def _upload(self, number: int, client: int, content: RecordDict) -> tuple[Report, Any]:
+        report, arrays = wire.unpack(content, Report, "its reply")
+        if report.client != client or report.round != number:
+            raise Malformed(f"its reply is of client {report.client}, round {report.round}")
+        if report.examples <= 0:
+            raise Malformed(f"it says it trained on {report.examples} examples")
+        return report, payloads.check(arrays, self.up, "its reply")
+
+    def _masked_visits(
+        self, jobs: Sequence[Job], tasks: Mapping[int, Task], downs: Mapping[int, ArrayRecord]
+    ) -> Iterator[Visit]:
+        """With secure aggregation: every client that took part is said to have sent the mean."""
+        number = jobs[0].round
+        secure = Round(partial(self._ask, round_number=number), self.run, number, self.up)
+        mean, reason = None, ""
         try:
-            if reply is None:
-                raise Malformed(absence)
-            report, arrays = wire.unpack(_content(reply), Report, "its reply")
-            if report.client != job.client or report.round != job.round:
-                raise Malformed(f"its reply is of client {report.client}, round {report.round}")
-            if report.examples <= 0:
-                raise Malformed(f"it says it trained on {report.examples} examples")
-            up = payloads.check(arrays, self.up, "its reply")
-        except ValueError as error:
-            failure = Failure(job.client, job.round, None, str(error))
-            return Visit(job.client, 0, None, job.memory, float("nan"), 0.0, failure)
-        receipt = Receipt(torch.tensor(job.round))
-        return Visit(job.client, report.examples, up, receipt, report.loss, report.seconds)
+            mean = secure.play(tasks, downs, self._weight)
+        except Malformed as error:
+            reason = str(error)
+        for job in jobs:
+            if mean is None or job.client not in mean.seconds:
+                yield _failed(job, secure.failures.get(job.client, reason))
+            else:
+                yield _done(job, self._weight(job.client), mean.up, mean.loss, mean.seconds[job.client])
+
+    def _weight(self, client: int) -> int:
+        return 1 if self.hosting.secure == "equal" else self._examples[client]
 
     def evaluate(self, weights: Weights, round_number: int) -> Evaluation:
         """The model on the test examples of every node that is there and has some."""
         assert self.facts is not None
         self._look()
         asked = [c for c, node in sorted(self._clients().items()) if self._known[node].test_examples]
-        one = wire.pack(self._task(round_number, 0, 0), weights)
-        contents = {}
-        for client in asked:
-            contents[client] = RecordDict(dict(one.items()))
-            contents[client]["values"] = wire.pack(self._task(round_number, client, 0))["values"]
+        packed = wire.pack_arrays(weights)
+        contents = {client: wire.pack(self._task(round_number, client, 0), packed) for client in asked}
         count = len(self.facts.data.classes)
+        read = partial(_tested, round_number, count)
         confusion, loss = np.zeros((count, count), np.int64), 0.0
-        for client, (reply, absence) in self._exchange(contents, "evaluate", round_number).items():
-            try:
-                if reply is None:
-                    raise Malformed(absence)
-                tested = _tested(reply, client, round_number, count)
-            except ValueError as error:
-                log.warning("client %d, evaluation of round %d: %s", client, round_number, error)
+        for client, tested in self._ask(contents, "evaluate", read, round_number=round_number).items():
+            if isinstance(tested, ValueError):
+                log.warning("client %d, evaluation of round %d: %s", client, round_number, tested)
                 continue
             counts = np.array(tested.confusion, np.int64).reshape(count, count)
             confusion += counts
@@ -270,6 +289,25 @@ class Nodes:
         )  # the older of the two checkpoints that are kept
         data = wire.as_json(self.facts.data)
         return Task(self._json, data, self.run, round_number, client, remembered, keep)
+
+    def _ask(
+        self,
+        contents: Mapping[int, RecordDict],
+        kind: str,
+        read: Callable[[int, RecordDict], T],
+        *,
+        round_number: int,
+    ) -> dict[int, T | ValueError]:
+        """What each client's reply is read as, or why there is nothing."""
+        found: dict[int, T | ValueError] = {}
+        for client, (reply, absence) in self._exchange(contents, kind, round_number).items():
+            try:
+                if reply is None:
+                    raise Malformed(absence)
+                found[client] = read(client, _content(reply))
+            except ValueError as error:
+                found[client] = error
+        return found
 
     def _exchange(
         self, contents: Mapping[int, RecordDict], kind: str, round_number: int
@@ -316,6 +354,26 @@ class Nodes:
                 yield node, reply
 
 
+def _remembered(job: Job) -> int:
+    return int(job.memory.round) if isinstance(job.memory, Receipt) else 0
+
+
+def _packed(jobs: Sequence[Job]) -> dict[int, ArrayRecord]:
+    """What each client receives, packed once for all that receive the same."""
+    downs = {id(job.down): job.down for job in jobs}
+    once = {key: wire.pack_arrays(down) for key, down in downs.items()}
+    return {job.client: once[id(job.down)] for job in jobs}
+
+
+def _done(job: Job, examples: int, up: Any, loss: float, seconds: float) -> Visit:
+    return Visit(job.client, examples, up, Receipt(torch.tensor(job.round)), loss, seconds)
+
+
+def _failed(job: Job, reason: str) -> Visit:
+    failure = Failure(job.client, job.round, None, reason)
+    return Visit(job.client, 0, None, job.memory, float("nan"), 0.0, failure)
+
+
 def _content(reply: Message) -> RecordDict:
     if reply.has_error():
         reason = wire.tidy(reply.error.reason or "no reason given")
@@ -325,8 +383,8 @@ def _content(reply: Message) -> RecordDict:
     return reply.content
 
 
-def _tested(reply: Message, client: int, round_number: int, classes: int) -> Tested:
-    tested, arrays = wire.unpack(_content(reply), Tested, "its reply")
+def _tested(round_number: int, classes: int, client: int, content: RecordDict) -> Tested:
+    tested, arrays = wire.unpack(content, Tested, "its reply")
     if arrays:
         raise Malformed("its reply has undeclared arrays")
     if (tested.client, tested.round) != (client, round_number):

@@ -96,6 +96,97 @@ class Tested(NamedTuple):
     loss: float
 
 
+class Call(NamedTuple):
+    """Sent first in a round of secure aggregation, to ask for public keys."""
+
+    run: str
+    round: int
+    client: int
+
+
+class Keys(NamedTuple):
+    """The answer: public keys as PEM, new in every round."""
+
+    round: int
+    client: int
+    sealing: bytes
+    """To seal shares for the client."""
+    masking: bytes
+    """To agree with the client on a mask."""
+
+
+class Members(NamedTuple):
+    """Sent second, to ask for shares of the node's secrets."""
+
+    run: str
+    round: int
+    client: int
+    clients: list[int]
+    """Everyone who sent keys, by number."""
+    sealing: list[bytes]
+    masking: list[bytes]
+
+
+class Parcels(NamedTuple):
+    """The answer."""
+
+    round: int
+    client: int
+    parcels: list[bytes]
+    """For every other member its two shares, which it alone can read."""
+    seed_digests: list[bytes]
+    """Of the shares of the own mask's seed, for every member."""
+    key_digests: list[bytes]
+    """Of the shares of the private masking key."""
+
+
+class MaskedTask(NamedTuple):
+    """Sent third, with a Down, to ask for a visit whose upload is masked."""
+
+    task: str
+    """A `Task` as JSON."""
+    share: float
+    """What the client counts in the mean; all shares are one together."""
+    others: list[int]
+    """The other members whose shares arrived."""
+    parcels: list[bytes]
+    """What they sealed for this node."""
+
+
+class MaskedReport(NamedTuple):
+    """Sent with a masked Up and loss."""
+
+    round: int
+    client: int
+    seconds: float
+
+
+class Masked(NamedTuple):
+    """What is masked together and only ever read as a mean."""
+
+    up: Any
+    loss: Any
+
+
+class Unmasking(NamedTuple):
+    """Sent last, to ask for shares: of the seeds of those who are present, of the keys of the others."""
+
+    run: str
+    round: int
+    client: int
+    present: list[int]
+    """Everyone whose masked upload arrived."""
+
+
+class Revealed(NamedTuple):
+    """The answer."""
+
+    round: int
+    client: int
+    shares: list[bytes]
+    """One of every member whose shares the node holds, by number."""
+
+
 class Refusal(NamedTuple):
     """Sent by a node that did not do what it was asked."""
 
@@ -106,12 +197,17 @@ Values = TypeVar("Values", bound=tuple[Any, ...])
 
 
 def pack(values: Any, tree: Any = None) -> RecordDict:
-    """A message's content: the values, and the tree's tensors as named arrays."""
+    """A message's content: the values, and the tree's tensors as named arrays, perhaps packed already."""
     content = RecordDict({"values": ConfigRecord(dict(values._asdict()))})
     if tree is not None:
-        text = save({n: t.detach().cpu().contiguous() for n, t in trees.leaves(tree)})
-        content["arrays"] = ArrayRecord({FORMAT: Array("uint8", (len(text),), FORMAT, text)})
+        content["arrays"] = tree if isinstance(tree, ArrayRecord) else pack_arrays(tree)
     return content
+
+
+def pack_arrays(tree: Any) -> ArrayRecord:
+    """The tree's tensors as a record, for more messages than one."""
+    text = save({n: t.detach().cpu().contiguous() for n, t in trees.leaves(tree)})
+    return ArrayRecord({FORMAT: Array("uint8", (len(text),), FORMAT, text)})
 
 
 def unpack(content: RecordDict, kind: type[Values], what: str) -> tuple[Values, dict[str, Tensor]]:
@@ -186,7 +282,7 @@ def _is(value: Any, hint: Any) -> bool:
 
 
 def _said(hint: Any) -> str:
-    plain = {int: "a whole number", float: "a finite number", str: "text"}
+    plain = {int: "a whole number", float: "a finite number", str: "text", bytes: "bytes"}
     if typing.get_origin(hint) is list:
         return f"a list, each {plain[typing.get_args(hint)[0]]}"
     return plain[hint]

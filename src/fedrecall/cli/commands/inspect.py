@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrecall import config as configs
-from fedrecall import payloads, specs, trees
+from fedrecall import payloads, privacy, specs, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.backends import BACKENDS
 from fedrecall.cli.app import app, out
@@ -99,7 +99,32 @@ def show_command(
         for command in recipe.commands:
             out.print(f"  {command}", soft_wrap=True, markup=False, highlight=False)
     if registry is ALGORITHMS:
-        out.print(_footprint(ALGORITHMS.make(name)))
+        algorithm = ALGORITHMS.make(name)
+        out.print(_protections(algorithm))
+        out.print(_footprint(algorithm))
+
+
+def _protections(algorithm: Any) -> Table:
+    """What can keep the server from learning one client's upload."""
+    shown = Table(show_header=False, box=None, pad_edge=False)
+    shown.add_row("differential privacy", Text(_noise(algorithm)))
+    shown.add_row("secure aggregation", Text(_summing(algorithm)))
+    return shown
+
+
+def _noise(algorithm: Any) -> str:
+    if isinstance(algorithm, privacy.Private):
+        return "this is it"
+    why = privacy.protectable(algorithm)
+    return "yes, with private" if why is None else f"no: {why}"
+
+
+def _summing(algorithm: Any) -> str:
+    if not privacy.sums(algorithm, equal=True):
+        return "no: the server needs more of the uploads than their mean"
+    by_examples = privacy.sums(algorithm, equal=False)
+    chains = ", where every client is a chain of its own" if algorithm.sequential else ""
+    return ("by examples or with equal weights" if by_examples else "with equal weights") + chains
 
 
 def _footprint(algorithm: Any) -> Table:

@@ -1,0 +1,226 @@
+"""The server's half of secure aggregation: the mean of a round's uploads, and of none of them alone."""
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, RecordDict
+from torch import Tensor
+
+from fedrecall import payloads, trees
+from fedrecall.flower import masks, wire
+from fedrecall.flower.masks import Vector
+from fedrecall.flower.wire import (
+    Call,
+    Keys,
+    Malformed,
+    Masked,
+    MaskedReport,
+    MaskedTask,
+    Members,
+    Parcels,
+    Revealed,
+    Task,
+    Unmasking,
+)
+
+log = logging.getLogger("flwr")
+T = TypeVar("T")
+
+
+class Ask(Protocol):
+    """Sends every client its message of a kind; what its reply is read as, or why there is nothing."""
+
+    def __call__(
+        self, contents: Mapping[int, RecordDict], kind: str, read: Callable[[int, RecordDict], T]
+    ) -> dict[int, T | ValueError]:
+        """The answers by client."""
+
+
+class Mean(NamedTuple):
+    """What comes of a round."""
+
+    up: Any
+    """The weighted mean of the uploads that arrived."""
+    loss: float
+    """The mean of their clients' losses, all alike."""
+    seconds: dict[int, float]
+    """How long each of these clients took."""
+
+
+class Arrival(NamedTuple):
+    """A masked upload and loss."""
+
+    numbers: Vector
+    seconds: float
+
+
+class Round:
+    """One round: keys, shares, masked uploads, and what takes the masks off their sum.
+
+    A client that is not heard of drops out, and ``failures`` has the reason. From the third answer on its
+    upload counts, whether or not it helps to take the masks off. `Malformed`: too few are left.
+    """
+
+    def __init__(self, ask: Ask, run: str, number: int, up: Any):
+        """``up``: an upload, for its structure."""
+        self.ask, self.run, self.number, self.up = ask, run, number, up
+        self.failures: dict[int, str] = {}
+        self.needed = masks.FEWEST
+        self.keys: dict[int, Keys] = {}
+        self.session = b""
+        self.parcels: dict[int, Parcels] = {}
+        self.arrived: dict[int, Arrival] = {}
+        zero = torch.zeros((), dtype=torch.float64)
+        self.masked = trees.transform(lambda t: torch.empty(t.shape, dtype=torch.uint64), Masked(up, zero))
+
+    def play(
+        self, tasks: Mapping[int, Task], downs: Mapping[int, ArrayRecord], weights: Callable[[int], int]
+    ) -> Mean:
+        """Ask these clients; ``weights`` says what each counts for."""
+        self._meet(tasks)
+        self._share()
+        total = sum(map(weights, self.parcels))
+        shares = {client: weights(client) / total for client in sorted(self.parcels)}
+        self._train(tasks, downs, shares)
+        exact = masks.real(self.masked, self._sum())
+        arrived = sum(shares[client] for client in self.arrived)
+        loss = float(exact.loss) * len(shares) / len(self.arrived)
+        seconds = {client: a.seconds for client, a in self.arrived.items()}
+        return Mean(trees.transform(partial(_like, arrived), self.up, exact.up), loss, seconds)
+
+    def _meet(self, tasks: Mapping[int, Task]) -> None:
+        calls = {client: wire.pack(Call(self.run, self.number, client)) for client in sorted(tasks)}
+        self.keys = self._hear(calls, "query.keys", self._keys)
+        self.needed = masks.threshold(len(self.keys))
+
+    def _share(self) -> None:
+        clients = sorted(self.keys)
+        sealing = [self.keys[c].sealing for c in clients]
+        masking = [self.keys[c].masking for c in clients]
+        self.session = masks.bind(self.run, self.number, clients, sealing, masking)
+        asked = {c: wire.pack(Members(self.run, self.number, c, clients, sealing, masking)) for c in clients}
+        self.parcels = self._hear(asked, "query.shares", self._parcels)
+
+    def _train(
+        self, tasks: Mapping[int, Task], downs: Mapping[int, ArrayRecord], shares: Mapping[int, float]
+    ) -> None:
+        asked = {}
+        for client in sorted(self.parcels):
+            others = [c for c in sorted(self.parcels) if c != client]
+            parcels = [self._parcel(sender, client) for sender in others]
+            task = MaskedTask(wire.as_json(tasks[client]), shares[client], others, parcels)
+            asked[client] = wire.pack(task, downs[client])
+        self.arrived = self._hear(asked, "train.masked", self._arrival)
+
+    def _sum(self) -> Vector:
+        """The sum of the uploads that arrived, without masks."""
+        present, revealed = sorted(self.arrived), self._revealed()
+        total = np.zeros(masks.count(self.masked), np.uint64)
+        for arrival in self.arrived.values():
+            total += arrival.numbers
+        for place, client in enumerate(sorted(self.parcels)):
+            shares = {holder: reply.shares[place] for holder, reply in revealed.items()}
+            if client in self.arrived:
+                seed = self._secret(client, shares, self.parcels[client].seed_digests)
+                total -= masks.own_mask(seed, self.session, client, len(total))
+                continue
+            key = self._secret(client, shares, self.parcels[client].key_digests)
+            if not masks.belong(key, self.keys[client].masking):
+                raise Malformed(f"the key that client {client} shared is not its own")
+            for other in present:  # what it would have added, and the others have subtracted
+                public = self.keys[other].masking
+                total += masks.pair_mask(key, public, self.session, client, other, len(total))
+        return total
+
+    def _revealed(self) -> dict[int, Revealed]:
+        present = sorted(self.arrived)
+        asked = {c: wire.pack(Unmasking(self.run, self.number, c, present)) for c in present}
+        found: dict[int, Revealed] = {}
+        for client, answer in self.ask(asked, "query.unmask", self._shares).items():
+            if isinstance(answer, ValueError):
+                log.warning("client %d, taking off the masks of round %d: %s", client, self.number, answer)
+            else:
+                found[client] = answer
+        self._check_left(len(found))
+        return found
+
+    def _secret(self, client: int, shares: Mapping[int, bytes], digests: list[bytes]) -> bytes:
+        """A client's secret, from those shares that are the ones it made."""
+        members = sorted(self.keys)
+        right = [s for holder, s in shares.items() if masks.digest(s) == digests[members.index(holder)]]
+        if len(right) < self.needed:
+            raise Malformed(
+                f"of client {client}'s secret {len(right)} shares are right, {self.needed} are needed"
+            )
+        try:
+            return masks.joined(right, len(members))
+        except ValueError as error:
+            raise Malformed(f"client {client}'s shares do not fit together") from error
+
+    def _parcel(self, sender: int, receiver: int) -> bytes:
+        return self.parcels[sender].parcels[[c for c in sorted(self.keys) if c != sender].index(receiver)]
+
+    def _hear(
+        self, contents: Mapping[int, RecordDict], kind: str, read: Callable[[int, RecordDict], T]
+    ) -> dict[int, T]:
+        """The answers of those who gave a good one; the others have failed."""
+        good: dict[int, T] = {}
+        for client, answer in self.ask(contents, kind, read).items():
+            if isinstance(answer, ValueError):
+                self.failures[client] = str(answer)
+            else:
+                good[client] = answer
+        self._check_left(len(good))
+        return good
+
+    def _check_left(self, count: int) -> None:
+        if count < self.needed:
+            raise Malformed(f"{count} clients are left for secure aggregation, {self.needed} are needed")
+
+    # What replies are read as.
+
+    def _reply(self, client: int, content: RecordDict, kind: Any) -> tuple[Any, dict[str, Tensor]]:
+        reply, arrays = wire.unpack(content, kind, "its reply")
+        if (reply.client, reply.round) != (client, self.number):
+            raise Malformed(f"its reply is of client {reply.client}, round {reply.round}")
+        return reply, arrays
+
+    def _values(self, client: int, content: RecordDict, kind: Any) -> Any:
+        reply, arrays = self._reply(client, content, kind)
+        if arrays:
+            raise Malformed("its reply has undeclared arrays")
+        return reply
+
+    def _keys(self, client: int, content: RecordDict) -> Keys:
+        keys: Keys = self._values(client, content, Keys)
+        for public in (keys.sealing, keys.masking):
+            masks.public_key(public)
+        return keys
+
+    def _parcels(self, client: int, content: RecordDict) -> Parcels:
+        made: Parcels = self._values(client, content, Parcels)
+        if len(made.parcels) + 1 != len(self.keys):
+            raise Malformed(f"its reply has {len(made.parcels)} shares for {len(self.keys) - 1} others")
+        if not len(made.seed_digests) == len(made.key_digests) == len(self.keys):
+            raise Malformed(f"its reply does not have two digests for each of {len(self.keys)} members")
+        return made
+
+    def _arrival(self, client: int, content: RecordDict) -> Arrival:
+        report, arrays = self._reply(client, content, MaskedReport)
+        return Arrival(masks.flat(payloads.check(arrays, self.masked, "its reply")), report.seconds)
+
+    def _shares(self, client: int, content: RecordDict) -> Revealed:
+        revealed: Revealed = self._values(client, content, Revealed)
+        if len(revealed.shares) != len(self.parcels):
+            raise Malformed(f"its reply has {len(revealed.shares)} shares of {len(self.parcels)} members")
+        return revealed
+
+
+def _like(weight: float, template: Tensor, total: Tensor) -> Tensor:
+    """A weighted sum as a mean of the template's kind; whole numbers are rounded to the nearest."""
+    mean = total / weight
+    return (mean if template.is_floating_point() else mean.round()).to(template)
