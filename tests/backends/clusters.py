@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
 
 
@@ -18,7 +20,13 @@ def two_nodes() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    with tempfile.TemporaryDirectory(prefix="fr", dir="/tmp", ignore_cleanup_errors=True) as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="fr", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        # Ray notes the cluster's address here and does not make the folder.
+        patch.setenv("RAY_TMPDIR", folder)
+        Path(folder, "ray").mkdir()
         cluster = Cluster(initialize_head=True, head_node_args={**NODE, "temp_dir": folder})
         started: set[int] = set()
         try:
