@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedrecall import files
-from fedrecall.papers.page import folded, grid, measured_row
+from fedrecall.papers.page import MEASURED, folded, grid, measured_row
 from fedrecall.papers.paper import PAPERS, load_paper
 from fedrecall.papers.results import FOLDER, Results, identity
 
 BLOCK = re.compile(r"(<!-- measured: (?P<names>[^>]+?) -->\n).*?(<!-- /measured -->)", re.DOTALL)
-HEAD = ("table", "column", "method", "published", "measured", "seeds", "rounds", "difference", "verdict")
+HEAD = ("table", *MEASURED)
 
 
 def block(names: Sequence[str], results: Results) -> str:

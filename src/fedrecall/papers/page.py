@@ -12,6 +12,7 @@ from fedrecall.papers.paper import PAPERS, Cell, Paper, Table, Variant, load_pap
 from fedrecall.papers.quantities import QUANTITIES
 from fedrecall.papers.results import FOLDER, Outcome, Results, identity
 from fedrecall.papers.verdicts import (
+    LEVEL,
     NOT_REPRODUCED,
     NOT_RUN,
     PARTIAL,
@@ -21,10 +22,22 @@ from fedrecall.papers.verdicts import (
     Verdict,
     gain,
     judge,
+    level,
     measure,
 )
 
 PAGE = Path("docs/reproduction.md")
+MEASURED = (
+    "column",
+    "method",
+    "published",
+    "measured",
+    "seeds",
+    "rounds",
+    f"last {LEVEL} rounds",
+    "difference",
+    "verdict",
+)
 
 HEAD = f"""# The papers, reproduced
 
@@ -40,6 +53,9 @@ over seeds where there are several; F is forgetting. A cell is **reproduced** wh
 were played and the mean lies within {SPREADS:g} standard deviations, the larger of the published one and
 ours; where the paper gives none, the median of those it gives elsewhere, or {UNKNOWN_STD:g} point if it gives
 none at all.
+**Last {LEVEL} rounds** is the mean accuracy of so many rounds up to the last one played, and its standard
+deviation from round to round. The clients of the last round alone move the last accuracy by as much;
+a spread over trials that all draw the same clients does not contain it.
 Forgetting may be off by 0.02, which is what its two published digits and one class in ten account for.
 **Unfinished** rows were stopped early, and say after which round; the learning rate still falls and the
 model still learns until the last one, so they decide nothing. Gains are paired: the same seeds, partition
@@ -143,7 +159,6 @@ def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) ->
     prefix = f"{paper.name}/{table.name}"
     if prefix in why:
         parts.append(f"{_line(why[prefix])}\n")
-    head = ["column", "method", "published", "measured", "seeds", "rounds", "difference", "verdict"]
     rows, remarks = [], []
     for cell in table.cells:
         rows.append(measured_row(paper, table, cell, results))
@@ -153,7 +168,7 @@ def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) ->
     for column in table.columns:
         if f"{prefix} {column}" in why:
             remarks.append(f"- {column}: {_line(why[f'{prefix} {column}'])}")
-    shown = grid(head, rows)
+    shown = grid(MEASURED, rows)
     parts.append(
         folded(f"{len(rows)} cells, none run yet", shown) if all(r[-1] == NOT_RUN for r in rows) else shown
     )
@@ -168,7 +183,7 @@ def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) ->
 
 
 def measured_row(paper: Paper, table: Table, cell: Cell, results: Results) -> list[str]:
-    """Column, method, published, measured, seeds, rounds, difference and verdict of a cell, as text."""
+    """What `MEASURED` names of a cell, as text."""
     verdicts = {q: judge(paper, table, cell, q, results) for q in table.quantities}
     first = verdicts[table.quantities[0]]
     seeds = rounds = ""
@@ -184,6 +199,7 @@ def measured_row(paper: Paper, table: Table, cell: Cell, results: Results) -> li
         "; ".join(filter(None, (_measured(v, q) for q, v in verdicts.items()))),
         seeds,
         rounds,
+        _level(cell, results) if "accuracy" in table.quantities else "",
         "; ".join(_difference(v, q) for q, v in verdicts.items() if v.difference is not None),
         _words(verdicts),
     ]
@@ -230,6 +246,11 @@ def _difference(v: Verdict, quantity: str) -> str:
 def _precision(cell: Cell, results: Results) -> str:
     other = {r.config.precision for r in results.of(cell.config()).values()} - {"float32"}
     return f" ({', '.join(sorted(other))})" if other else ""
+
+
+def _level(cell: Cell, results: Results) -> str:
+    found = level(cell, results)
+    return "" if found is None else found.text()
 
 
 def _gain(table: Table, cell: Cell, results: Results) -> list[str] | None:

@@ -14,6 +14,8 @@ SPREADS = 2.0
 """How many standard deviations a mean may be off: 19 of 20 trials are within two."""
 UNKNOWN_STD = 1.0
 """Points of accuracy taken for a spread where a paper gives none at all."""
+LEVEL = 20
+"""Rounds before the one that is judged, over which a run's level is taken."""
 FAILED = 10.0 + 2.0
 """Up to which accuracy a run counts as failed: two points above chance (all such cells have ten classes)."""
 
@@ -123,6 +125,19 @@ def measure(
     if not values:
         return None
     return Measured(summary(list(values.values())), tuple(values), at, bool(complete))
+
+
+def level(cell: Cell, results: Results) -> Summary | None:
+    """Accuracy % over the last rounds of the cell's runs: how far from round to round it swings.
+
+    What is published is one round's. Its spread over trials hides the swing where all trials have drawn the
+    same clients for that round.
+    """
+    config = cell.config()
+    runs = _alive(results.of(config)).values()
+    longest = max((r.done for r in runs), default=0)
+    found = [100 * a for r in runs if r.done == longest for a in r.accuracy[max(0, longest - LEVEL) :]]
+    return summary(found) if found else None
 
 
 def gain(table: Table, cell: Cell, results: Results) -> Gain | None:
