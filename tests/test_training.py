@@ -17,7 +17,7 @@ from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
 from fedrecall.models.model import Model
 from fedrecall.records import RunFolder
-from fedrecall.training import Recipe, visit
+from fedrecall.training import Recipe, Sgd, descend, visit
 
 
 def client(n: int = 23) -> ClientData:
@@ -62,6 +62,20 @@ def test_a_visit_is_torch_sgd(norm, momentum, decay):
     assert_same(done.up.weights.buffers, dict(module.named_buffers()), 1e-13)
     assert done.loss == pytest.approx(sum(losses) / 9, rel=1e-12)
     assert (done.examples, done.client, done.failure) == (23, 7, None)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_a_step_goes_number_by_number_however_these_lie_in_memory(which):
+    stream = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(4, 3, 5, 5, generator=stream) for _ in range(3)]
+    w, g, v = (t.double() for t in tensors)
+    if which < 3:  # one of them unlike the other two; or all alike
+        tensors[which] = tensors[which].to(memory_format=torch.channels_last)
+    params, grads, velocity = ({"w": t} for t in tensors)
+    descend(params, grads, velocity, Sgd(lr=0.1, momentum=0.9, weight_decay=0.01, steps=1))
+    v = 0.9 * v + g + 0.01 * w
+    torch.testing.assert_close(velocity["w"].double(), v, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(params["w"].double(), w - 0.1 * v, rtol=1e-6, atol=1e-6)
 
 
 def test_a_visit_leaves_what_it_was_given_alone():
