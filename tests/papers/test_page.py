@@ -37,7 +37,8 @@ def test_rows_say_what_was_measured_after_how_many_rounds(tmp_path):
     page = render(tmp_path)
     row = "| cifar10/shard2 | fedntd | 52.61 ± 1.00; F 0.43 | 52.00; F 0.60 | 1 | 200 | 50.10 ± 0.45 | "
     assert row + "-0.61 (within its spread); F +0.17 | reproduced; F: not reproduced |" in page
-    assert "| 31.00; F 0.10 | 1 (bfloat16) | **2** of 200 | 30.50 ± 0.71 | -13.60; F -0.43 | unfinished |" in page
+    row = "| 31.00; F 0.10 | 1 (bfloat16) | **2** of 200 | 30.50 ± 0.71 "
+    assert row + "| -13.60; F -0.43 | unfinished |" in page
     assert "| cifar10/shard2 | fedntd | +12.47 | +11.00 | 1 | 200 |" in page
     assert "| cifar10/shard2 | scaffold | +4.46 | -19.00 | 1 | **2** of 200 |" in page
     assert "a CPU, torch 2.13.0, bfloat16: 1 runs, 2 rounds, 2026-11-20, revisions abc" in page
