@@ -1,8 +1,8 @@
 """Our algorithms with the classes and the clients that the authors' code draws.
 
     fedrecall run --algorithm benchmarks/arbiter/drawn.py:NTD --partition benchmarks/arbiter/drawn.py:Dealt \\
-        --dataset cifar10 --model cnn --clients 100 --sample 10 --rounds 60 --local-epochs 5 --batch-size 50 \\
-        --out runs/drawn
+        --dataset cifar10 --model cnn --clients 100 --sample 10 --rounds 60 --batch-size 50 \\
+        --local-epochs 5 --out runs/drawn
 
 That code has one seed for all partitions, and seeds the draw of a round's clients with the round's number,
 so that every trial of its authors has met the same classes in the same rounds.
