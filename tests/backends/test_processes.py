@@ -200,7 +200,8 @@ def test_no_process_outlives_the_one_that_started_it(signum, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""
-        import sys, time
+        import signal, sys, time
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's `&` has switched off
         sys.path.insert(0, {str(Path(__file__).parents[2])!r})
         from tests.backends.test_processes import work, jobs
         from fedrecall.backends.processes import Processes
