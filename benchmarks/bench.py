@@ -433,7 +433,7 @@ def put_into_page(table: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
-        "--only", default="", help="floor, backends, start, memory, scaling; separated by commas"
+        "--only", default="", help="floor, overhead, backends, start, memory, scaling; separated by commas"
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
