@@ -11,7 +11,7 @@ CONSTRAINTS ?= constraints.txt
 TORCH ?= torch==2.13.0
 TEST_EXTRAS ?= dev,ray,flower,dp
 DEMO ?= compare fedavg fedntd fedseq --dataset digits --clients 20 --partition shards:2 --sample 5 \
-	--rounds 15 --batch-size 10 --seeds 3
+	--rounds 10 --batch-size 10 --seeds 3
 PYTEST ?= -m "not slow" --cov --cov-report=term
 
 # Patient with slow networks, silent about pip's own version; wheels rather than builds.
