@@ -348,7 +348,7 @@ def measure(only: set[str], repeats: int) -> dict[str, Any]:
     }
 
     def part(name: str, make: Callable[[], Any]) -> None:
-        if not only or name.split("/")[0] in only:
+        if not only or any(f"{name}/".startswith(f"{begin}/") for begin in only):
             since = time.perf_counter()
             found[name] = make()
             print(f"{name}: {time.perf_counter() - since:.0f} s", file=sys.stderr, flush=True)
@@ -433,24 +433,29 @@ def put_into_page(table: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
-        "--only", default="", help="floor, overhead, backends, start, memory, scaling; separated by commas"
+        "--only",
+        default="",
+        help="floor (or floor/fedntd/bfloat16), overhead, backends, start, memory, scaling; separated by\n"
+        "commas; then nothing is written but to --out",
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path)
     parser.add_argument(
         "--table", action="store_true", help="only put what was measured before into the page"
     )
     asked = parser.parse_args()
     if asked.table:
-        table = tables(read_json(asked.out))
+        table = tables(read_json(asked.out or RESULTS))
         put_into_page(table)
         print(table)
         return
     found = measure(set(filter(None, asked.only.split(","))), asked.repeats)
     Nursery.shared().close()
-    write_json(asked.out, json.loads(json.dumps(found)))
+    out = asked.out or (None if asked.only else RESULTS)
+    if out is not None:
+        write_json(out, json.loads(json.dumps(found)))
     print(tables(found))
-    if asked.out == RESULTS and not asked.only:
+    if out == RESULTS:
         put_into_page(tables(found))
 
 
