@@ -212,10 +212,10 @@ class Floor:
         sizes = torch.tensor([float(len(self.shared["parts"][k])) for k in sampled])
         shares = sizes / sizes.sum()
         for w, out in zip(self.shared["weights"], self.shared["results"], strict=True):
-            w.copy_((out * shares.view(-1, *[1] * w.dim())).sum(0))
+            w.copy_((out[: len(sampled)] * shares.view(-1, *[1] * w.dim())).sum(0))
         if "changes" in self.shared:
             for c, change in zip(self.shared["variate"], self.shared["changes"], strict=True):
-                c.add_(change.sum(0), alpha=1 / len(self.shared["parts"]))
+                c.add_(change[: len(sampled)].sum(0), alpha=1 / len(self.shared["parts"]))
         return sum(losses) / len(losses)
 
     def close(self) -> None:
