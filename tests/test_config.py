@@ -59,6 +59,15 @@ def test_a_bad_yaml_file_is_a_sentence(tmp_path, content):
         configs.load(path)
 
 
+def test_brackets_may_stand_within_one_another_but_not_without_end(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("a: " + "[" * configs.DEEPEST + "]" * configs.DEEPEST)
+    assert "a" in configs.load(path)
+    path.write_text("a: " + "[" * 100_000)
+    with pytest.raises(UserError, match="brackets"):
+        configs.load(path)
+
+
 def test_an_empty_yaml_file_is_the_defaults(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("# nothing\n")

@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import time
+from threading import Thread
 
 import pytest
 from tests.torture import watch
@@ -40,12 +42,17 @@ def test_the_watch_sees_what_it_must_not_miss(tmp_path, monkeypatch):
         with pytest.raises(Outside), watched(inside):
             bad()
 
-    def spin() -> None:
-        while True:
+    def spin(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
             pass
 
     with pytest.raises(Hangs), watched(inside):
-        spin()
+        spin(60)
+    other = Thread(target=spin, args=[1])
+    with watched(inside):
+        other.start()
+        other.join()
 
 
 def test_an_attack_finds_a_traceback(tmp_path):

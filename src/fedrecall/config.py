@@ -23,6 +23,9 @@ REGISTRIES = {"algorithm": ALGORITHMS, "dataset": DATASETS, "partition": PARTITI
 
 Spec = Any  # a name, "name:value,key=value", or a mapping with a name
 
+DEEPEST = 50
+"""Brackets within brackets in a config file: reading them takes the square of their depth."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -117,10 +120,19 @@ def make(values: Mapping[str, Any]) -> Config:
     return specs.build(Config, values, "config")
 
 
+class _Loader(yaml.SafeLoader):
+    """Plain values only, and no deeper than a config ever is."""
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        if self.flow_level >= DEEPEST:
+            raise yaml.YAMLError(f"more than {DEEPEST} brackets within one another")
+        super().fetch_flow_collection_start(token)
+
+
 def load(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"config {path} cannot be read: {error}.") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,9 +90,15 @@ def watched(*folders: Path) -> Iterator[None]:
 @contextmanager
 def limited() -> Iterator[None]:
     """Raise Hangs after some seconds of computing, or many of waiting."""
+    start = time.thread_time()
 
     def stop(signum: int, _frame: Any) -> None:
-        raise Hangs("of computing" if signum == signal.SIGVTALRM else "of waiting")
+        if signum == signal.SIGALRM:
+            raise Hangs("of waiting")
+        left = SECONDS - (time.thread_time() - start)
+        if left <= 0:
+            raise Hangs("of computing")
+        signal.setitimer(signal.ITIMER_VIRTUAL, left)  # the clock went for other threads too
 
     old = {s: signal.signal(s, stop) for s in (signal.SIGVTALRM, signal.SIGALRM)}
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
