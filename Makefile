@@ -12,7 +12,9 @@ TORCH ?= torch==2.13.0
 TEST_EXTRAS ?= dev,ray,flower,dp
 DEMO ?= compare fedavg fedntd fedseq --dataset digits --clients 20 --partition shards:2 --sample 5 \
 	--rounds 10 --batch-size 10 --seeds 3
-PYTEST ?= -m "not slow" --cov --cov-report=term
+# Two test processes, a file's tests all in one of them (Ray clusters and federations are made once a file).
+TEST_JOBS ?= 2
+PYTEST ?= -m "not slow" --cov --cov-report=term --numprocesses $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 # Patient with slow networks, silent about pip's own version; wheels rather than builds.
 PIP = -m pip --disable-pip-version-check install --quiet --prefer-binary --retries 10 --timeout 180

@@ -75,6 +75,7 @@ def collect(runs: Path) -> Path:
             "partition": config["partition"],
             "model": config["model"],
             "seed": config["seed"],
+            "precision": config["precision"],
             "rounds": len(records),
             "accuracy": [round(r["accuracy"], 4) for r in records],
             "forgetting": [round(r["forgetting"], 4) for r in records],
@@ -165,6 +166,7 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=1e9, help="start no further turn after this long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", default="serial", help="chains of one leave nothing to do side by side")
+    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--plot", action="store_true", help="only draw and print what there is")
     options = parser.parse_args()
@@ -189,7 +191,8 @@ def main() -> None:
                 if time.monotonic() - since > options.hours * 3600:
                     break
                 goal_now = min(goal, options.rounds)
-                advance(options.runs / name, goal_now, backend=options.backend, **settings)
+                how = {"backend": options.backend, "precision": options.precision}
+                advance(options.runs / name, goal_now, **how, **settings)
                 collect(options.runs)
                 last = next(reversed(list(read_metrics(options.runs / name / "metrics.jsonl"))))
                 print(f"{name}: round {goal_now}, accuracy {last['accuracy']:.2%}", flush=True)

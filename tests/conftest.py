@@ -2,8 +2,16 @@
 
 import os
 
+import pytest
 import torch
 
 # Small networks are slower on several threads, and many times slower beside other programs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+os.environ.pop("COLUMNS", None)  # a console made with it would keep to it
+
+
+@pytest.fixture(autouse=True)
+def _width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed is as wide on every terminal."""
+    monkeypatch.setenv("COLUMNS", "120")

