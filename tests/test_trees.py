@@ -43,6 +43,36 @@ def test_stack_and_take_are_inverse():
     assert torch.equal(trees.take(stacked, 1).b["p"], tree(2.0).b["p"])
 
 
+def test_leaves_in_rows_of_one_memory_are_a_stack_already():
+    memory = torch.arange(60.0)
+    rows = [{"a": memory[k : k + 4], "b": memory[k + 4 : k + 10].view(2, 3)} for k in (0, 20, 40)]
+    for chosen in (rows, rows[::2], rows[1:]):
+        found = trees.stack(chosen, copy=False)
+        assert found["b"].data_ptr() == chosen[0]["b"].data_ptr()
+        for name, leaf in trees.stack(chosen).items():
+            assert torch.equal(found[name], leaf)
+            assert leaf.data_ptr() != chosen[0][name].data_ptr()
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        [torch.ones(3), torch.zeros(3)],  # in memories of their own
+        [torch.arange(9.0)[k : k + 2] for k in (0, 2, 5)],  # at other distances
+        [torch.arange(9.0)[k : k + 2] for k in (4, 2, 0)],  # backwards
+        [torch.arange(9.0)[:4:2], torch.arange(9.0)[4:6]],  # laid out otherwise
+        [torch.ones(2)] * 2,
+        [torch.ones(2)],
+        [torch.empty(0), torch.empty(0)],
+    ],
+)
+def test_leaves_that_are_no_rows_are_copied(leaves):
+    found = trees.stack(leaves, copy=False)
+    assert torch.equal(found, torch.stack(leaves))
+    found.fill_(7)
+    assert not any((leaf == 7).any() for leaf in leaves)
+
+
 def test_detached_shares_nothing():
     original = tree()
     copy = trees.detached(original)

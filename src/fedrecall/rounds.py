@@ -138,4 +138,4 @@ def combine(algorithm: FedAvg, server: Any, visits: Sequence[Sequence[Visit]], p
         chain=[g for g, *_ in kept],
         link=[link for _, link, *_ in kept],
     )
-    return algorithm.aggregate(server, trees.stack([v.up for _, _, v, _ in kept]), cohort)
+    return algorithm.aggregate(server, trees.stack([v.up for _, _, v, _ in kept], copy=False), cohort)

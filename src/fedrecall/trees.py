@@ -5,6 +5,7 @@ A tree is a tensor, a dict of trees with string keys, or a (named) tuple of tree
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -64,9 +65,26 @@ def _restore(template: Any, flat: Mapping[str, Tensor], path: str) -> Any:
     return template
 
 
-def stack(trees: Sequence[Tree]) -> Tree:
-    """Trees of one structure as one tree whose leaves have a leading axis over them."""
-    return transform(lambda *tensors: torch.stack(tensors), trees[0], *trees[1:])
+def stack(trees: Sequence[Tree], *, copy: bool = True) -> Tree:
+    """Trees of one structure as one tree whose leaves have a leading axis over them.
+
+    Without ``copy`` leaves that lie in one memory at equal distances, as results of workers do, stay there.
+    """
+    return transform(_stacked_copy if copy else _stacked, trees[0], *trees[1:])
+
+
+def _stacked_copy(*tensors: Tensor) -> Tensor:
+    return torch.stack(tensors)
+
+
+def _stacked(*tensors: Tensor) -> Tensor:
+    first, starts = tensors[0], [t.storage_offset() for t in tensors]
+    kinds = {(t.untyped_storage().data_ptr(), t.dtype, t.shape, t.stride(), t.requires_grad) for t in tensors}
+    steps = {after - before for before, after in pairwise(starts)}
+    step = steps.pop() if len(steps) == 1 else 0
+    if step <= 0 or len(kinds) > 1 or first.requires_grad:
+        return torch.stack(tensors)
+    return first.as_strided((len(tensors), *first.shape), (step, *first.stride()))
 
 
 def take(tree: Tree, index: Any) -> Tree:

@@ -20,6 +20,7 @@ from torch import nn
 from fedrecall import trees
 from fedrecall.algorithms.fedavg import FedAvg, Memory
 from fedrecall.algorithms.fedntd import FedNTD
+from fedrecall.algorithms.scaffold import Scaffold
 from fedrecall.backends import choose, open_backend, processes
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.parcels import pack, unpack
@@ -101,6 +102,41 @@ def test_bit_for_bit_what_serial_returns_in_the_order_of_the_jobs(workers, dtype
     for number in (1, 2):
         asked = jobs(w, [2, 0, 4, 1, 3], number)
         same(backend.map(asked), Serial(w).map(asked))
+
+
+def test_answers_lie_in_rows_that_are_used_again_when_nobody_holds_them(opened):
+    w = work(Scaffold(), workers=2)
+    backend = opened(w)
+    asked = [jobs(w, number=number) for number in range(1, 6)]
+    list(backend.map(asked[0]))  # how large they are is known after it
+    for now in asked[1:3]:
+        found = list(backend.map(now))
+        stacked = trees.arrays(trees.stack([v.up for v in found], copy=False))
+        first = trees.arrays(found[0].up)
+        assert all(leaf.data_ptr() == first[name].data_ptr() for name, leaf in stacked.items())
+        (arena,) = backend._arenas
+        assert not arena.free
+        memories = [v.memory for v in found]
+        del found, stacked, first
+        assert arena.free
+    held = list(backend.map(asked[3]))
+    same(backend.map(asked[4]), Serial(w).map(asked[4]))
+    assert len(backend._arenas) == 2
+    same(held, Serial(w).map(asked[3]))
+    for memory, visit in zip(memories, Serial(w).map(asked[2]), strict=True):
+        torch.testing.assert_close(trees.arrays(memory), trees.arrays(visit.memory), rtol=0, atol=0)
+
+
+def test_answers_that_outgrow_their_rows_or_are_more_get_other_rows(opened):
+    w = work(workers=2)
+    backend = opened(w)
+    same(backend.map(jobs(w, [0, 1])), Serial(w).map(jobs(w, [0, 1])))
+    backend._answer_bytes //= 2  # as if those had been smaller
+    for clients in ([0, 1], [0, 1], EVERYONE, [3, 4]):
+        same(backend.map(jobs(w, clients)), Serial(w).map(jobs(w, clients)))
+        assert len(backend._arenas) == 1
+    assert backend._arenas[0].rows == len(EVERYONE)
+    assert backend._arenas[0].row_bytes == backend._answer_bytes
 
 
 def test_longest_visit_first():

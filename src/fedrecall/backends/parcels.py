@@ -3,7 +3,8 @@
 A parcel is a short pickle in which every tensor is a number, and one anonymous shared memory file
 that holds the tensors' bytes. The file has no name and goes from process to process as an open
 descriptor over a Unix socket, so nothing is left behind however a process dies, and nobody else
-can reach it: what is unpickled here was pickled by another process of the same run.
+can reach it: what is unpickled here was pickled by another process of the same run. Answers, which
+come again and again and are of one size, lie in the rows of an arena that is kept.
 
 Where something else carries the bytes (Ray, to other machines), a value is folded: the same pickle
 beside one array of the tensors' bytes.
@@ -19,6 +20,7 @@ import socket
 import struct
 import tempfile
 import warnings
+import weakref
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -35,7 +37,10 @@ class Unsendable(TypeError):
 
 
 class Parcel(NamedTuple):
-    """What `Channel.send` sends; the descriptor is the sender's to close, with `drop`."""
+    """What `Channel.send` sends; the descriptor is the sender's to close, with `drop`.
+
+    With a size and no descriptor its tensors are in memory that both sides have.
+    """
 
     structure: bytes
     descriptor: int
@@ -118,11 +123,58 @@ def unfold(folded: Folded, *, copy: bool = True) -> Any:
         return _Unpickler(io.BytesIO(folded.structure), torch.from_numpy(array)).load()
 
 
-def pack(value: Any) -> Parcel:
-    """Copy a value's tensors into shared memory, and pickle the rest."""
+class Arena:
+    """Shared memory in rows, used again and again: its pages are there already.
+
+    Values of one structure in its rows lie as a stack of them would, and `trees.stack` finds that.
+    """
+
+    def __init__(self, rows: int, row_bytes: int):
+        self.rows, self.row_bytes = rows, row_bytes
+        self.descriptor = _anonymous()
+        os.ftruncate(self.descriptor, rows * row_bytes)
+        self._mapped = mmap.mmap(self.descriptor, rows * row_bytes)
+        self._lent: Any = None
+
+    @property
+    def free(self) -> bool:
+        """Whether no tensor lies in it any more."""
+        return self._lent is None or self._lent() is None
+
+    def lend(self) -> Tensor:
+        """All of it; it is not free while this tensor lives, or another with the same storage."""
+        view = memoryview(self._mapped)
+        self._lent = weakref.ref(view)
+        return torch.frombuffer(view, dtype=torch.uint8)
+
+    def row(self, number: int) -> slice:
+        """The bytes of a row."""
+        return slice(number * self.row_bytes, (number + 1) * self.row_bytes)
+
+    def parcel(self) -> Parcel:
+        """What tells another process of it; see `room`."""
+        return Parcel(b"", self.descriptor, self.rows * self.row_bytes)
+
+    def close(self) -> None:
+        """No more of it for others; tensors in it stay."""
+        os.close(self.descriptor)
+
+
+def room(parcel: Parcel) -> Tensor:
+    """An arena's memory, from the parcel that told of it."""
+    mapped = mmap.mmap(parcel.descriptor, parcel.size)
+    parcel.drop()
+    return torch.frombuffer(mapped, dtype=torch.uint8)
+
+
+def pack(value: Any, room: Tensor | None = None) -> Parcel:
+    """Copy a value's tensors into shared memory, this if there is room, and pickle the rest."""
     structure, pickler = _pickled(value)
     if not pickler.size:
         return Parcel(structure, -1, 0)
+    if room is not None and pickler.size <= room.numel():
+        pickler.fill(room)
+        return Parcel(structure, -1, pickler.size)
     descriptor = _anonymous()
     try:
         os.ftruncate(descriptor, pickler.size)
@@ -143,10 +195,11 @@ def _pickled(value: Any) -> tuple[bytes, _Pickler]:
     return file.getvalue(), pickler
 
 
-def unpack(parcel: Parcel) -> Any:
-    """The value; its tensors lie in the shared memory, and writing to them copies the page first."""
-    memory = None
-    if parcel.size:
+def unpack(parcel: Parcel, room: Tensor | None = None) -> Any:
+    """The value; its tensors lie in the shared memory. Writing to them copies the page first, if it is not
+    an arena's, where the row is the receiver's."""
+    memory = room
+    if parcel.descriptor >= 0:
         mapped = mmap.mmap(parcel.descriptor, parcel.size, flags=mmap.MAP_PRIVATE)
         memory = torch.frombuffer(mapped, dtype=torch.uint8)
         parcel.drop()
@@ -174,7 +227,7 @@ class Channel:
         """Send it; the receiver gets a descriptor of its own."""
         header = _HEADER.pack(len(parcel.structure), parcel.size)
         try:
-            if parcel.size:
+            if parcel.descriptor >= 0:
                 sent = socket.send_fds(self._end, [header], [parcel.descriptor])
             else:
                 sent = self._end.send(header)
@@ -190,7 +243,7 @@ class Channel:
                 raise EOFError
             header += self._exactly(_HEADER.size - len(header))
             length, size = _HEADER.unpack(header)
-            return Parcel(self._exactly(length), descriptors[0] if size else -1, size)
+            return Parcel(self._exactly(length), descriptors[0] if descriptors else -1, size)
         except OSError as error:
             raise EOFError from error
 

@@ -30,9 +30,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from fedrecall import specs, trees
 from fedrecall.backends.backend import Job, Work
-from fedrecall.backends.parcels import Channel, Parcel, Unsendable, _anonymous, pack, unpack
+from fedrecall.backends.parcels import Arena, Channel, Parcel, Unsendable, _anonymous, pack, unpack
 from fedrecall.backends.serial import Serial
 from fedrecall.backends.worker import Failed
 from fedrecall.errors import UserError
@@ -148,6 +150,7 @@ class Worker:
             os.close(pulse)
         self.channel = Channel(ours)
         self.down: Any = None
+        self.arena: Arena | None = None
         self.place: int | None = None
         """The job at work, by its place in the link; None when idle."""
         self.ready = False
@@ -185,6 +188,8 @@ class Processes:
         ]
         self._places = (list(sys.path), needed)
         self._workers: list[Worker] = []
+        self._arenas: list[Arena] = []
+        self._answer_bytes = 0
         self._pace = 0.0
         self._ticked = 0.0
         self._nursery: Nursery | None = Nursery.shared()
@@ -194,7 +199,7 @@ class Processes:
         if len(jobs) < 2:
             yield from self._serial.map(jobs)
             return
-        link = _Link(self.work, jobs)
+        link = _Link(self.work, jobs, self._arena(len(jobs)))
         try:
             for place in range(len(jobs)):
                 while True:
@@ -215,6 +220,24 @@ class Processes:
         if self._nursery is not None:
             self._nursery = None
             self._parcel.drop()
+            self._forget(self._arenas)
+
+    def _arena(self, rows: int) -> Arena | None:
+        """Room for the answers of a link, once it is known how large they are."""
+        if not self._answer_bytes:
+            return None
+        free = [arena for arena in self._arenas if arena.free]
+        for arena in free:
+            if arena.rows >= rows and arena.row_bytes >= self._answer_bytes:
+                return arena
+        self._forget(free)
+        self._arenas.append(Arena(rows, self._answer_bytes))
+        return self._arenas[-1]
+
+    def _forget(self, arenas: list[Arena]) -> None:
+        for arena in arenas:
+            arena.close()
+        self._arenas = [arena for arena in self._arenas if arena not in arenas]
 
     def _hand_out(self, link: _Link) -> None:
         """Give every idle worker the longest visit that waits."""
@@ -260,7 +283,8 @@ class Processes:
             place = worker.place
             if worker.channel in speaking:
                 try:
-                    answer = unpack(worker.channel.receive())
+                    parcel = worker.channel.receive()
+                    answer = unpack(parcel, link.room(place))
                 except EOFError:
                     self._lost(worker, link, self._bury(worker))
                     continue
@@ -271,6 +295,7 @@ class Processes:
                     worker.ready = True
                     continue
                 worker.place = None
+                self._answer_bytes = max(self._answer_bytes, parcel.size)
                 seconds = time.monotonic() - worker.since
                 self._pace = max(self._pace, seconds / link.steps(place))
                 link.take(place, answer)
@@ -321,8 +346,10 @@ class Processes:
 class _Link:
     """The jobs of one link on their way."""
 
-    def __init__(self, work: Work, jobs: Sequence[Job]):
+    def __init__(self, work: Work, jobs: Sequence[Job], arena: Arena | None = None):
         self.work, self.jobs = work, jobs
+        self.arena = arena
+        self._room = arena.lend() if arena else None
         sizes = [work.federation.size(job.client) for job in jobs]
         self.waiting = deque(sorted(range(len(jobs)), key=lambda place: -sizes[place]))
         self.visits: dict[int, Visit] = {}
@@ -344,9 +371,16 @@ class _Link:
         workers.clear()
         return places
 
+    def room(self, place: int) -> Tensor | None:
+        """Where the answer to a job is, if it is not in memory of its own."""
+        return self._room[self.arena.row(place)] if self.arena and self._room is not None else None
+
     def send(self, worker: Worker, place: int) -> None:
-        """Send a job, and what the algorithm sends if the worker has not got it yet."""
+        """Send a job, and what else the worker has not got yet: what the algorithm sends, the arena."""
         job = self.jobs[place]
+        if self.arena and worker.arena is not self.arena:
+            worker.channel.send(self.arena.parcel())
+            worker.arena = self.arena
         if worker.down is not job.down:
             if id(job.down) not in self._downs:
                 self._downs[id(job.down)] = pack(("down", job.down))
@@ -354,7 +388,8 @@ class _Link:
             worker.channel.send(self._downs[id(job.down)])
             worker.down = job.down
         data = self.work.federation.client(job.client)
-        parcel = pack(("visit", data, job.memory, job.round, job.client))
+        row = self.arena.row(place) if self.arena else None
+        parcel = pack(("visit", data, job.memory, job.round, job.client, row))
         try:
             worker.channel.send(parcel)
         finally:

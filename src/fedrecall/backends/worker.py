@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedrecall import specs
-from fedrecall.backends.parcels import Channel, Parcel, Unsendable, pack, unpack
+from fedrecall.backends.parcels import Channel, Parcel, Unsendable, pack, room, unpack
 from fedrecall.errors import lacks_memory
 from fedrecall.training import visit
 
@@ -126,8 +126,13 @@ def work(channel: Channel) -> None:
     sys.path[:], files = unpack(channel.receive())
     fixed: Any = None
     down: Any = None
+    arena: Any = None
     while True:
+        place: Any = None
         parcel = channel.receive()
+        if not parcel.structure:
+            arena = room(parcel)
+            continue
         try:
             if fixed is None:
                 for path in files:  # where a user's own classes are defined
@@ -139,7 +144,8 @@ def work(channel: Channel) -> None:
                 if kind == "down":
                     (down,) = rest
                     continue
-                data, memory, round_number, client = rest
+                data, memory, round_number, client, row = rest
+                place = None if row is None else arena[row]
                 algorithm, model, recipe, seed = fixed
                 answer = visit(
                     algorithm,
@@ -156,15 +162,15 @@ def work(channel: Channel) -> None:
             if lacks_memory(error):
                 raise  # this process ends, and another one tries
             answer = Failed(error, traceback.format_exc())
-        packed = _pack(answer)
+        packed = _pack(answer, place)
         del answer
         channel.send(packed)
         packed.drop()
 
 
-def _pack(answer: Any) -> Parcel:
+def _pack(answer: Any, place: Any) -> Parcel:
     try:
-        return pack(answer)
+        return pack(answer, place)
     except Exception as error:
         if lacks_memory(error):
             raise
