@@ -1,10 +1,15 @@
 """The diagonal Fisher against plain loops and a formula."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from fedrecall.algorithms import fisher
 from fedrecall.algorithms.fisher import diagonal_fisher
 from fedrecall.data.client import ClientData
 from fedrecall.models.model import Model
@@ -43,12 +48,84 @@ def test_linear_model_against_numpy():
     np.testing.assert_allclose(found["1.weight"], (error**2).T @ x**2 / 7, rtol=1e-12)
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 2**23])
-def test_any_network_against_one_example_at_a_time(monkeypatch, chunk_bytes):
-    monkeypatch.setattr("fedrecall.algorithms.fisher.CPU_BYTES", chunk_bytes)
-    model, data = convolutional(), client(205)  # more than two batches
+class Words(nn.Module):
+    """Linear layers on rows of pixels, which are as many inputs of one example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.last = nn.Linear(4, 5, bias=False), nn.Linear(20, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.rows(x[:, 0])).flatten(1))
+
+
+class Twice(nn.Module):
+    """A layer whose weight is used once more, where its inputs and outputs do not tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.last = nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(nn.functional.linear(torch.tanh(self.body(x.flatten(1))), self.body.weight))
+
+
+class Again(Twice):
+    """A layer that is called twice."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.body(torch.tanh(self.body(x.flatten(1))))))
+
+
+class Tied(Twice):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(16, 16, bias=False)
+        self.other.weight = self.body.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.other(torch.tanh(self.body(x.flatten(1))))))
+
+
+def plain(*second: nn.Module, **options: Any) -> nn.Module:
+    first = nn.Conv2d(1, 3, 3, **options)
+    return nn.Sequential(first, *second, nn.ReLU(), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.LazyLinear(3))
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
+    "convolutions": (plain, True),
+    "padded": (partial(plain, padding=(2, 1)), True),
+    "strided": (partial(plain, stride=(1, 2), padding=1), True),
+    "dilated": (partial(plain, dilation=2, padding=2), True),
+    "no bias": (partial(plain, bias=False), True),
+    "words": (Words, True),
+    "padded alike": (partial(plain, padding="same"), False),
+    "padded round": (partial(plain, padding=1, padding_mode="circular"), False),
+    "batch norm": (partial(plain, nn.BatchNorm2d(3)), False),
+    "grouped": (partial(plain, nn.Conv2d(3, 3, 1, groups=3)), False),
+    "used outside": (Twice, False),
+    "called twice": (Again, False),
+    "tied": (Tied, False),
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 2**23])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_any_network_against_one_example_at_a_time(name, chunk, monkeypatch):
+    monkeypatch.setattr(fisher, "CPU_BYTES", chunk)
+    monkeypatch.setattr(fisher, "EXAMPLES", min(chunk, 32))
+    make, quick = NETWORKS[name]
+    torch.manual_seed(0)
+    module = make().double()
+    module(torch.zeros(2, 1, 4, 4, dtype=torch.float64))
+    model, data = Model(module), client(205)  # more than two batches
     weights = model.initial()
+    whole, made = fisher._by_example, []
+    monkeypatch.setattr(fisher, "_by_example", lambda *a: made.append(len(a[3])) or whole(*a))
     found = diagonal_fisher(model, weights, data)
+    assert sum(made) == (1 if quick else 205 + (1 if name in ("used outside", "called twice") else 0))
     for p in weights.params.values():
         p.requires_grad_(True)
     total = {n: torch.zeros_like(p) for n, p in weights.params.items()}
