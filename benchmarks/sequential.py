@@ -79,7 +79,6 @@ def collect(runs: Path) -> Path:
             "rounds": len(records),
             "accuracy": [round(r["accuracy"], 4) for r in records],
             "forgetting": [round(r["forgetting"], 4) for r in records],
-            "client_seconds": [round(sum(r["seconds"]["clients"]), 1) for r in records],
             "bytes_down": records[-1]["bytes_down"],
             "bytes_up": records[-1]["bytes_up"],
         }
