@@ -93,7 +93,7 @@ def collect(runs: Path) -> Path:
 
 def named(spec: dict[str, object]) -> str:
     """A spec in short: its name and what is in it."""
-    values = [str(v) for k, v in spec.items() if k != "name"]
+    values = [str(v) for k, v in spec.items() if k not in ("name", "min_size", "draws")]
     return ":".join([str(spec["name"]), ",".join(values)]) if values else str(spec["name"])
 
 
@@ -109,7 +109,7 @@ def load(path: Path) -> dict[str, dict[str, Any]]:
 
 def summary(path: Path) -> str:
     """Means over the last tenth of the rounds that all runs of a partition and model have."""
-    curves = json.loads(path.read_text())["curves"]
+    curves = load(path)
     lines = [
         "| partition | model | algorithm | rounds | last | mean of last tenth | best |",
         "|" + "---|" * 7,
