@@ -120,8 +120,8 @@ def make(values: Mapping[str, Any]) -> Config:
     return specs.build(Config, values, "config")
 
 
-class _Loader(yaml.SafeLoader):
-    """Plain values only, and no deeper than a config ever is."""
+class _Plain(yaml.SafeLoader):
+    """Plain values, as `yaml.safe_load` reads them, and no deeper than a config ever is."""
 
     def fetch_flow_collection_start(self, token: Any) -> None:
         if self.flow_level >= DEEPEST:
@@ -132,7 +132,7 @@ class _Loader(yaml.SafeLoader):
 def load(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        found = _Plain(path.read_text(encoding="utf-8")).get_single_data()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"config {path} cannot be read: {error}.") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:

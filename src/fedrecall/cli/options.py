@@ -3,7 +3,7 @@
 import functools
 import inspect
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,8 @@ from fedrecall import config as configs
 from fedrecall import specs
 from fedrecall.config import Config
 from fedrecall.errors import UserError
+from fedrecall.measures import MEASURES
+from fedrecall.sinks import SINKS
 from fedrecall.training import Recipe
 
 Settings = dict[str, Any]
@@ -33,6 +35,18 @@ _PANELS = {
     "Running": ("backend", "workers", "device", "checkpoint_every", "on_failure"),
 }
 _SINGULAR = {"measures": "measure", "sinks": "sink"}
+_SEVERAL = {"measures": MEASURES, "sinks": SINKS}
+
+
+def several(text: str, names: Container[str]) -> list[str]:
+    """The specs in one option; a comma begins another one unless it separates values of the one before."""
+    found: list[str] = []
+    for part in text.split(","):
+        if found and ":" in found[-1] and part.partition(":")[0].strip() not in names:
+            found[-1] += f",{part}"
+        else:
+            found.append(part.strip())
+    return found
 
 
 def _shown(default: Any) -> str:
@@ -83,6 +97,9 @@ def with_config(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
         @functools.wraps(command)
         def wrapped(**values: Any) -> None:
             given = {p.name: values.pop(p.name) for p in added}
+            for name, registry in _SEVERAL.items():
+                if given.get(name):
+                    given[name] = [one for text in given[name] for one in several(text, registry.entries)]
             command(settings={k: v for k, v in given.items() if v is not None}, **values)
 
         parameters = [*own, *added]
