@@ -83,8 +83,8 @@ class Product:
         self.outside: list[float] = []
         """Seconds of each round beyond its visits' own, which means something with one worker."""
 
-    def round(self, number: int, clients: int | None = None) -> float:
-        """Play one round, of as many clients as the config says or of fewer; the mean loss."""
+    def round(self, number: int, clients: int | None = None, draw: int | None = None) -> float:
+        """Play one round, with as many clients as configured or fewer, or those of round `draw`; the loss."""
         run, config = self.run, self.run.config
         count = clients or config.sampled
         since = time.perf_counter()
@@ -96,7 +96,7 @@ class Product:
             self.backend,
             run.federation.auxiliary,
             population=config.clients,
-            sampled=rounds.sample(config.clients, count, config.seed, number),
+            sampled=rounds.sample(config.clients, count, config.seed, draw or number),
             chain_count=min(self.chains, count),
             round_number=number,
         )
@@ -224,14 +224,19 @@ def overhead(dataset: Dataset, turns: int) -> dict[str, float]:
     """Median seconds of a round of W1's ten visits that are not training.
 
     With one worker, so that nobody waits for somebody else's visit; one epoch, which changes nothing here.
+    Of clients that were visited before, as most are in a run; then, where clients remember, of new ones.
     """
     found = {}
     for algorithm in ("fedavg", "fedntd", "scaffold"):
         settings = W1 | {"algorithm": algorithm, "training": {"local_epochs": 1}, "workers": 1}
         product = Product(dataset, "processes", **settings)
         with closing(product):
-            take_turns({algorithm: product.round}, turns)
+            take_turns({algorithm: lambda number, play=product.round: play(number, draw=1)}, turns)
             found[algorithm] = statistics.median(product.outside[1:])
+            if not product.run.memories.empty:
+                for turn in range(turns):
+                    product.round(turns + 2 + turn)
+                found[f"{algorithm}, first visits"] = statistics.median(product.outside[-turns:])
     return found
 
 
@@ -400,7 +405,7 @@ def tables(found: Mapping[str, Any]) -> str:
         ]
     if "overhead" in found:
         said = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found["overhead"].items())
-        lines += [f"A round outside training (one worker, ten visits): {said}.", ""]
+        lines += [f"A round outside training (one worker, ten visits, by clients seen before): {said}.", ""]
     if "start" in found:
         s = found["start"]
         lines += [

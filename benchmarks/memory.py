@@ -1,13 +1,15 @@
 """How much RAM and disk a federation of clients that remember a model each takes.
 
-    python benchmarks/memory.py --clients 1000 --sample 10 --algorithm scaffold
+    python -m benchmarks.memory --clients 1000 --sample 10 --algorithm scaffold
 
 Every client is visited once, in rounds of --sample clients; each has a few synthetic images of
-CIFAR's size. Prints one line of JSON. Peak RSS is that of this process, network and data included.
+CIFAR's size. Prints one line of JSON. Peak RSS is that of this process, network and data included; of worker
+processes and of what they share with this one there is the peak of all together between rounds.
 """
 
 import argparse
 import json
+import os
 import platform
 import resource
 import tempfile
@@ -17,10 +19,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.bench import proportional
 from fedrecall import rounds
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.backends import open_backend
 from fedrecall.backends.backend import Work
-from fedrecall.backends.serial import Serial
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import load
 from fedrecall.data.federation import Federation
@@ -37,6 +40,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=4)
     parser.add_argument("--algorithm", default="scaffold")
     parser.add_argument("--model", default="cnn")
+    parser.add_argument("--backend", default="serial")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -47,8 +51,8 @@ def main() -> None:
     parts = np.split(np.arange(count), args.clients)
     federation = Federation(dataset, parts, Augmentation())
     server = algorithm.start(model.initial())
-    work = Work(algorithm, model, Recipe(local_epochs=1), federation, 0)
-    start, base = time.perf_counter(), peak()
+    backend = open_backend(args.backend, Work(algorithm, model, Recipe(local_epochs=1), federation, 0))
+    start, base, together = time.perf_counter(), peak(), 0.0
     with tempfile.TemporaryDirectory() as folder:
         memories = Memories(algorithm.remember(model.initial()), Path(folder))
         order = np.random.default_rng(0).permutation(args.clients)
@@ -59,7 +63,7 @@ def main() -> None:
                 model,
                 server,
                 memories,
-                Serial(work),
+                backend,
                 None,
                 population=args.clients,
                 sampled=[int(k) for k in group],
@@ -68,7 +72,9 @@ def main() -> None:
             )
             server = played.server
             del played
+            together = max(together, memory_of_all())
         saved = memories.save()
+        backend.close()
         disk = sum(f.stat().st_size for f in Path(folder).iterdir())
     print(
         json.dumps(
@@ -77,6 +83,7 @@ def main() -> None:
                 "parameters": sum(p.numel() for p in model.initial().params.values()),
                 "clients_remembered": len(saved),
                 "peak_rss_mb": round(peak()),
+                "peak_of_all_processes_mb": round(together),
                 "rss_before_first_round_mb": round(base),
                 "memories_on_disk_mb": round(disk / 2**20),
                 "seconds": round(time.perf_counter() - start, 1),
@@ -85,6 +92,17 @@ def main() -> None:
             }
         )
     )
+
+
+def memory_of_all() -> float:
+    """MiB of this process and all that it started, what they share counted once."""
+    found, waiting = 0, [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        found += proportional(pid)
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            waiting += map(int, children.read_text().split())
+    return found / 2**20
 
 
 def peak() -> float:

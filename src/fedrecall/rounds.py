@@ -1,7 +1,6 @@
 """One round: sample clients, walk the grid of chains and links, aggregate. The only loop over clients."""
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -105,8 +104,8 @@ def walk(
         jobs = []
         for g, chain in enumerate(chains):
             if link < len(chain):
-                memory = memories.get(chain[link], partial(algorithm.remember, downs[g].weights))
-                jobs.append(Job(g, chain[link], round_number, downs[g], memory))
+                memory = memories.get(client := chain[link], lambda: None)
+                jobs.append(Job(g, client, round_number, downs[g], memory))
                 bytes_down += trees.size_in_bytes(downs[g])
         for job, visit in zip(jobs, (yield jobs), strict=True):
             visits[job.chain].append(visit)

@@ -135,8 +135,10 @@ def begin(
     round_number: int,
     client: int,
 ) -> Begun:
-    """What happens before the first step: the algorithm's `prepare`, and all that is drawn."""
+    """What happens before the first step: the first memory, `prepare`, and all that is drawn."""
     since = time.perf_counter()
+    if memory is None:
+        memory = algorithm.remember(down.weights)
     data = data.numbered(client)
     anchor = algorithm.prepare(model, down, memory, data)
     start = model.laid_out(trees.detached(down.weights))

@@ -21,7 +21,7 @@ from fedrecall import trees
 from fedrecall.algorithms.fedavg import FedAvg, Memory
 from fedrecall.algorithms.fedntd import FedNTD
 from fedrecall.algorithms.scaffold import Scaffold
-from fedrecall.backends import choose, open_backend, processes
+from fedrecall.backends import choose, open_backend, parcels, processes
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.parcels import pack, unpack
 from fedrecall.backends.processes import Processes
@@ -139,6 +139,71 @@ def test_answers_that_outgrow_their_rows_or_are_more_get_other_rows(opened):
     assert backend._arenas[0].row_bytes == backend._answer_bytes
 
 
+class Scribbler(Scaffold):
+    """Writes over the memory that it was given."""
+
+    def finish(self, model, weights, anchor, memory, data, sgd):
+        found = super().finish(model, weights, anchor, memory, data, sgd)
+        for tensor in memory.variate.values():
+            tensor.fill_(7.0)
+        return found
+
+
+def remembering(w: Work, backend: Any, rounds: int, clients: Sequence[int] = EVERYONE) -> list[list[Any]]:
+    """Rounds in which every client's memory is that of the round before."""
+    asked, found = jobs(w, clients), []
+    for number in range(1, rounds + 1):
+        asked = [job._replace(round=number) for job in asked]
+        found.append(list(backend.map(asked)))
+        asked = [job._replace(memory=v.memory) for job, v in zip(asked, found[-1], strict=True)]
+    return found
+
+
+def test_what_clients_remember_stays_on_the_shelf_and_takes_no_more_places_than_there_are_memories(opened):
+    w = work(Scaffold(), workers=2)
+    backend = opened(w)
+    expected = remembering(w, Serial(w), 3)
+    found = remembering(w, backend, 3)
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)
+    shelf = backend._shelves[parcels.MEMORIES]
+    assert len(shelf._lent) == 3 * len(EVERYONE)
+    assert all(shelf.find(v.memory) for row in found for v in row)
+    assert shelf.find((found[0][0].memory, found[1][0].memory)) is None  # in two places
+    assert shelf.find({n: t.T for n, t in found[0][0].memory.variate.items() if t.dim() == 2}) is None
+    del found[:2]
+    assert len(shelf._lent) == len(EVERYONE)
+    same(found[0], expected[2])  # nobody wrote where something lies
+    del found, one, other
+    assert not shelf._lent
+
+
+def test_a_full_shelf_or_memories_that_outgrow_it_cost_no_more_than_copies(opened):
+    w = work(Scaffold(), workers=2)
+    expected = remembering(w, Serial(w), 3)
+    small = opened(w)
+    small._shelves[parcels.MEMORIES] = few = parcels.Shelf(parcels.MEMORIES, 2, 10**6)
+    outgrown = opened(w)
+    outgrown._shelves[parcels.MEMORIES] = tight = parcels.Shelf(parcels.MEMORIES, 20, 100)
+    for backend in (small, outgrown):
+        for one, other in zip(remembering(w, backend, 3), expected, strict=True):
+            same(one, other)
+    assert len(few._free) + len(few._lent) == 2
+    assert len(tight._free) == 20
+
+
+def test_a_worker_cannot_write_over_what_a_client_remembers(opened):
+    w = work(Scribbler(), workers=2)
+    backend = opened(w)
+    (visits,) = remembering(w, backend, 1)
+    before = [trees.detached(v.memory) for v in visits]
+    again = [job._replace(round=2, memory=v.memory) for job, v in zip(jobs(w), visits, strict=True)]
+    list(backend.map(again))
+    for kept, visit in zip(before, visits, strict=True):
+        assert all(torch.equal(kept.variate[n], t) for n, t in visit.memory.variate.items())
+        assert not any(bool((t == 7.0).all()) for t in visit.memory.variate.values())
+
+
 def test_longest_visit_first():
     w = work()
     link = processes._Link(w, jobs(w, [2, 0, 4, 1, 3]))
@@ -157,6 +222,7 @@ def test_a_killed_worker_is_replaced_and_its_visit_made_again(opened):
         os.kill(worker.pid, signal.SIGKILL)
     got += list(found)
     same(got, Serial(w).map(asked))
+    same(backend.map(asked), Serial(w).map(asked))  # one that was idle is found out when it is next asked
     assert not first & {worker.pid for worker in backend._workers}
 
 

@@ -19,6 +19,7 @@ class Job(NamedTuple):
     down: Any
     """What the algorithm sends; the same object in all jobs that receive the same."""
     memory: Any
+    """What the client remembers; None before its first visit, which makes it where the client is trained."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ A parcel is a short pickle in which every tensor is a number, and one anonymous 
 that holds the tensors' bytes. The file has no name and goes from process to process as an open
 descriptor over a Unix socket, so nothing is left behind however a process dies, and nobody else
 can reach it: what is unpickled here was pickled by another process of the same run. Answers, which
-come again and again and are of one size, lie in the rows of an arena that is kept.
+come again and again and are of one size, lie in the rows of an arena that is kept. What is sent lies on
+shelves, which are kept too, and what clients remember stays on one from one visit to the next.
 
 Where something else carries the bytes (Ray, to other machines), a value is folded: the same pickle
 beside one array of the tensors' bytes.
@@ -53,10 +54,13 @@ class Parcel(NamedTuple):
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO):
+    """Pickles a value with its tensors as places: where they are to be copied to, or where they are."""
+
+    def __init__(self, file: io.BytesIO, *, copying: bool = True):
         super().__init__(file, protocol=5)
         self.tensors: list[Tensor] = []
         self.size = 0
+        self._copying = copying
         self._places: dict[int, tuple[Any, ...]] = {}
 
     def persistent_id(self, value: Any) -> Any:
@@ -66,8 +70,11 @@ class _Pickler(pickle.Pickler):
             self.tensors.append(value)  # which also keeps the id taken
             last = value.dim() == 4 and not value.is_contiguous()
             last = last and value.is_contiguous(memory_format=torch.channels_last)
+            if not (self._copying or last or value.is_contiguous()):
+                raise Unsendable("a tensor has gaps")
             shape = tuple(value.permute(0, 2, 3, 1).shape if last else value.shape)
-            self._places[id(value)] = (self.size, value.dtype, shape, last)
+            start = self.size if self._copying else value.storage_offset() * value.element_size()
+            self._places[id(value)] = (start, value.dtype, shape, last)
             self.size += -(-value.numel() * value.element_size() // _ALIGNED) * _ALIGNED
         return self._places[id(value)]
 
@@ -152,19 +159,114 @@ class Arena:
         return slice(number * self.row_bytes, (number + 1) * self.row_bytes)
 
     def parcel(self) -> Parcel:
-        """What tells another process of it; see `room`."""
-        return Parcel(b"", self.descriptor, self.rows * self.row_bytes)
+        """What tells another process of it; see `Borrowed`."""
+        return Parcel(ANSWERS, self.descriptor, self.rows * self.row_bytes)
 
     def close(self) -> None:
         """No more of it for others; tensors in it stay."""
         os.close(self.descriptor)
 
 
-def room(parcel: Parcel) -> Tensor:
-    """An arena's memory, from the parcel that told of it."""
-    mapped = mmap.mmap(parcel.descriptor, parcel.size)
-    parcel.drop()
-    return torch.frombuffer(mapped, dtype=torch.uint8)
+class Lying(NamedTuple):
+    """A value that lies in memory which both sides have; `Borrowed.private` reads it."""
+
+    shelf: bytes
+    part: slice
+    structure: bytes
+
+
+class Shelf:
+    """Shared memory in places of one size, lent one by one. A place is free again when no tensor lies in it.
+
+    What was never written to takes no memory.
+    """
+
+    def __init__(self, name: bytes, places: int, size: int):
+        self.name, self.places = name, places
+        self.size = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        self.descriptor = _anonymous()
+        os.ftruncate(self.descriptor, places * self.size)
+        self._mapped = mmap.mmap(self.descriptor, places * self.size)
+        self._free = list(range(places))[::-1]
+        self._lent: dict[int, tuple[int, Any]] = {}  # by address
+
+    def lend(self) -> tuple[slice, Tensor] | None:
+        """A free place, if there is one."""
+        if not self._free:
+            return None
+        place = self._free.pop()
+        part = slice(place * self.size, (place + 1) * self.size)
+        view = memoryview(self._mapped)[part]
+        memory = torch.frombuffer(view, dtype=torch.uint8)
+        address = memory.untyped_storage().data_ptr()
+        lent, free = self._lent, self._free
+
+        def back(_: Any) -> None:
+            lent.pop(address, None)
+            free.append(place)
+
+        lent[address] = (place, weakref.ref(view, back))
+        return part, memory
+
+    def put(self, value: Any) -> tuple[Lying, Tensor] | None:
+        """Copy a value to a free place, if one is large enough; it lies there as long as the tensor lives."""
+        lent = self.lend()
+        if lent is None:
+            return None
+        part, memory = lent
+        parcel = pack(value, memory)
+        if parcel.descriptor >= 0 or not parcel.size:
+            parcel.drop()
+            return None
+        return Lying(self.name, part, parcel.structure), memory
+
+    def find(self, value: Any) -> Lying | None:
+        """Where the value lies, if all its tensors are in one place."""
+        file = io.BytesIO()
+        pickler = _Pickler(file, copying=False)
+        try:
+            pickler.dump(value)
+        except (Unsendable, pickle.PicklingError, AttributeError):
+            return None
+        addresses = {tensor.untyped_storage().data_ptr() for tensor in pickler.tensors}
+        place, _ = self._lent.get(addresses.pop(), (None, None)) if len(addresses) == 1 else (None, None)
+        if place is None:
+            return None
+        return Lying(self.name, slice(place * self.size, (place + 1) * self.size), file.getvalue())
+
+    def parcel(self) -> Parcel:
+        """What tells another process of it; see `Borrowed`."""
+        return Parcel(self.name, self.descriptor, len(self._mapped))
+
+    def close(self) -> None:
+        """No more of it for others; tensors in it stay."""
+        os.close(self.descriptor)
+
+
+ANSWERS, DATA, DOWNS, MEMORIES = b"answers", b"data", b"downs", b"memories"
+"""Names of the arena and the shelves, which their parcels have in place of a pickle."""
+
+
+class Borrowed:
+    """An arena or a shelf as the other process has it, from the parcel that told of it."""
+
+    def __init__(self, parcel: Parcel):
+        self._parcel = parcel
+        self._shared = torch.frombuffer(mmap.mmap(parcel.descriptor, parcel.size), dtype=torch.uint8)
+
+    def room(self, part: slice) -> Tensor:
+        """To be written to for the lender."""
+        return self._shared[part]
+
+    def private(self, lying: Lying) -> Any:
+        """The value that lies there. Writing to it copies the page first."""
+        start, size = lying.part.start, lying.part.stop - lying.part.start
+        mapped = mmap.mmap(self._parcel.descriptor, size, flags=mmap.MAP_PRIVATE, offset=start)
+        return _Unpickler(io.BytesIO(lying.structure), torch.frombuffer(mapped, dtype=torch.uint8)).load()
+
+    def close(self) -> None:
+        """Give it back; tensors in it stay."""
+        self._parcel.drop()
 
 
 def pack(value: Any, room: Tensor | None = None) -> Parcel:
@@ -183,6 +285,11 @@ def pack(value: Any, room: Tensor | None = None) -> Parcel:
         os.close(descriptor)
         raise
     return Parcel(structure, descriptor, pickler.size)
+
+
+def packed_size(value: Any) -> int:
+    """The bytes of shared memory that a value takes."""
+    return _pickled(value)[1].size
 
 
 def _pickled(value: Any) -> tuple[bytes, _Pickler]:

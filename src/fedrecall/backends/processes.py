@@ -26,18 +26,34 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from fedrecall import specs, trees
 from fedrecall.backends.backend import Job, Work
-from fedrecall.backends.parcels import Arena, Channel, Parcel, Unsendable, _anonymous, pack, unpack
+from fedrecall.backends.parcels import (
+    ANSWERS,
+    DATA,
+    DOWNS,
+    MEMORIES,
+    Arena,
+    Channel,
+    Parcel,
+    Shelf,
+    Unsendable,
+    _anonymous,
+    pack,
+    packed_size,
+    unpack,
+)
 from fedrecall.backends.serial import Serial
 from fedrecall.backends.worker import Failed
 from fedrecall.errors import UserError
+from fedrecall.memories import CACHE_BYTES
 from fedrecall.training import Visit
 
 ATTEMPTS = 3
@@ -150,7 +166,8 @@ class Worker:
             os.close(pulse)
         self.channel = Channel(ours)
         self.down: Any = None
-        self.arena: Arena | None = None
+        self.knows: dict[bytes, Arena | Shelf] = {}
+        """The shared memory that it was told of."""
         self.place: int | None = None
         """The job at work, by its place in the link; None when idle."""
         self.ready = False
@@ -189,6 +206,7 @@ class Processes:
         self._places = (list(sys.path), needed)
         self._workers: list[Worker] = []
         self._arenas: list[Arena] = []
+        self._shelves: dict[bytes, Shelf] = {}
         self._answer_bytes = 0
         self._pace = 0.0
         self._ticked = 0.0
@@ -199,7 +217,9 @@ class Processes:
         if len(jobs) < 2:
             yield from self._serial.map(jobs)
             return
-        link = _Link(self.work, jobs, self._arena(len(jobs)))
+        link = _Link(self.work, jobs, self._arena(len(jobs)), self._stocked(jobs))
+        for worker in self._workers:
+            worker.down = None  # something else may soon lie where it was
         try:
             for place in range(len(jobs)):
                 while True:
@@ -221,6 +241,9 @@ class Processes:
             self._nursery = None
             self._parcel.drop()
             self._forget(self._arenas)
+            for shelf in self._shelves.values():
+                shelf.close()
+            self._shelves.clear()
 
     def _arena(self, rows: int) -> Arena | None:
         """Room for the answers of a link, once it is known how large they are."""
@@ -238,6 +261,28 @@ class Processes:
         for arena in arenas:
             arena.close()
         self._arenas = [arena for arena in self._arenas if arena not in arenas]
+
+    def _stocked(self, jobs: Sequence[Job]) -> dict[bytes, Shelf]:
+        """The shelves for what is sent in a link and for what clients remember, all large enough."""
+        federation, downs = self.work.federation, {id(job.down): job.down for job in jobs}
+        self._provide(DOWNS, len(downs), max(map(packed_size, downs.values())))
+        if DATA not in self._shelves:
+            largest = max(range(len(federation)), key=federation.size)
+            self._provide(DATA, self.count, packed_size(federation.client(largest)))
+        if MEMORIES not in self._shelves:
+            size = packed_size(self.work.algorithm.remember(jobs[0].down.weights))
+            # As much as is kept in RAM, and a link's new ones beside its old ones.
+            kept = min(len(federation), CACHE_BYTES // size + 1) if size else 0
+            self._provide(MEMORIES, kept + 2 * len(jobs), size)
+        return self._shelves
+
+    def _provide(self, name: bytes, places: int, size: int) -> None:
+        held = self._shelves.get(name)
+        if size == 0 or (held and held.places >= places and held.size >= size):
+            return
+        if held:
+            held.close()
+        self._shelves[name] = Shelf(name, places, size)
 
     def _hand_out(self, link: _Link) -> None:
         """Give every idle worker the longest visit that waits."""
@@ -285,6 +330,8 @@ class Processes:
                 try:
                     parcel = worker.channel.receive()
                     answer = unpack(parcel, link.room(place))
+                    if isinstance(answer, Visit):
+                        answer = answer._replace(memory=link.remembered(place, answer, worker))
                 except EOFError:
                     self._lost(worker, link, self._bury(worker))
                     continue
@@ -346,17 +393,26 @@ class Processes:
 class _Link:
     """The jobs of one link on their way."""
 
-    def __init__(self, work: Work, jobs: Sequence[Job], arena: Arena | None = None):
+    def __init__(
+        self,
+        work: Work,
+        jobs: Sequence[Job],
+        arena: Arena | None = None,
+        shelves: Mapping[bytes, Shelf] = MappingProxyType({}),
+    ):
         self.work, self.jobs = work, jobs
-        self.arena = arena
+        self.arena, self.shelves = arena, shelves
         self._room = arena.lend() if arena else None
         sizes = [work.federation.size(job.client) for job in jobs]
         self.waiting = deque(sorted(range(len(jobs)), key=lambda place: -sizes[place]))
         self.visits: dict[int, Visit] = {}
         self.ended: Counter[int | None] = Counter()
         self.nurseries = 0
+        self._spares: dict[int, Tensor] = {}
+        """Where on its shelf a worker will put what its client remembers."""
         self._sizes = sizes
-        self._downs: dict[int, Parcel] = {}
+        self._downs: dict[int, tuple[Parcel, Tensor | None]] = {}
+        self._data: dict[int, Tensor | None] = {}
         self._uses = Counter(id(job.down) for job in jobs)
 
     def steps(self, place: int) -> int:
@@ -378,27 +434,47 @@ class _Link:
     def send(self, worker: Worker, place: int) -> None:
         """Send a job, and what else the worker has not got yet: what the algorithm sends, the arena."""
         job = self.jobs[place]
-        if self.arena and worker.arena is not self.arena:
-            worker.channel.send(self.arena.parcel())
-            worker.arena = self.arena
+        for name, shared in ((ANSWERS, self.arena), *self.shelves.items()):
+            if shared and worker.knows.get(name) is not shared:
+                worker.channel.send(shared.parcel())
+                worker.knows[name] = shared
         if worker.down is not job.down:
             if id(job.down) not in self._downs:
-                self._downs[id(job.down)] = pack(("down", job.down))
+                down, kept = self._laid(DOWNS, job.down)
+                self._downs[id(job.down)] = pack(("down", down)), kept
             worker.down = None
-            worker.channel.send(self._downs[id(job.down)])
+            worker.channel.send(self._downs[id(job.down)][0])
             worker.down = job.down
-        data = self.work.federation.client(job.client)
+        data, self._data[place] = self._laid(DATA, self.work.federation.client(job.client))
         row = self.arena.row(place) if self.arena else None
-        parcel = pack(("visit", data, job.memory, job.round, job.client, row))
+        memories = self.shelves.get(MEMORIES)
+        memory, spare = job.memory, None
+        if memories:
+            memory = memories.find(memory) or memory
+            if lent := memories.lend():
+                spare, self._spares[place] = lent
+        parcel = pack(("visit", data, memory, job.round, job.client, row, spare))
         try:
             worker.channel.send(parcel)
         finally:
             parcel.drop()
         worker.place, worker.since = place, time.monotonic()
 
+    def _laid(self, name: bytes, value: Any) -> tuple[Any, Tensor | None]:
+        """Where a value lies on a shelf, and what keeps it there; the value itself if there is no room."""
+        shelf = self.shelves.get(name)
+        return (shelf.put(value) if shelf else None) or (value, None)
+
+    def remembered(self, place: int, visit: Visit, worker: Worker) -> Any:
+        """A client's new memory, which may stay for long, so it is not left among the answers."""
+        if place in self._spares:
+            return unpack(worker.channel.receive(), self._spares.pop(place))
+        return trees.detached(visit.memory)
+
     def take(self, place: int, visit: Visit) -> None:
-        """Keep a result; what a client remembers may stay for long, so it leaves shared memory."""
-        self.visits[place] = visit._replace(memory=trees.detached(visit.memory))
+        """Keep a result."""
+        self.visits[place] = visit
+        del self._data[place]
         down = self.jobs[place].down
         self._uses[id(down)] -= 1
         if not self._uses[id(down)]:
@@ -410,8 +486,8 @@ class _Link:
             self._drop(number)
 
     def _drop(self, number: int) -> None:
-        parcel = self._downs.pop(number, None)
-        if parcel is not None:
+        parcel, _ = self._downs.pop(number, (None, None))
+        if parcel:
             parcel.drop()
 
 

@@ -26,9 +26,21 @@ from typing import Any, NamedTuple
 import torch
 
 from fedrecall import specs
-from fedrecall.backends.parcels import Channel, Parcel, Unsendable, pack, room, unpack
+from fedrecall.backends.parcels import (
+    ANSWERS,
+    DATA,
+    DOWNS,
+    MEMORIES,
+    Borrowed,
+    Channel,
+    Lying,
+    Parcel,
+    Unsendable,
+    pack,
+    unpack,
+)
 from fedrecall.errors import lacks_memory
-from fedrecall.training import visit
+from fedrecall.training import Visit, visit
 
 BEAT_SECONDS = 0.5
 
@@ -126,12 +138,19 @@ def work(channel: Channel) -> None:
     sys.path[:], files = unpack(channel.receive())
     fixed: Any = None
     down: Any = None
-    arena: Any = None
+    rooms: dict[bytes, Borrowed] = {}
+
+    def read(value: Any) -> Any:
+        return rooms[value.shelf].private(value) if isinstance(value, Lying) else value
+
     while True:
         place: Any = None
+        spare: Any = None
         parcel = channel.receive()
-        if not parcel.structure:
-            arena = room(parcel)
+        if parcel.structure in (ANSWERS, DATA, DOWNS, MEMORIES):
+            if parcel.structure in rooms:
+                rooms[parcel.structure].close()
+            rooms[parcel.structure] = Borrowed(parcel)
             continue
         try:
             if fixed is None:
@@ -142,18 +161,19 @@ def work(channel: Channel) -> None:
             else:
                 kind, *rest = unpack(parcel)
                 if kind == "down":
-                    (down,) = rest
+                    down = read(*rest)
                     continue
-                data, memory, round_number, client, row = rest
-                place = None if row is None else arena[row]
+                data, memory, round_number, client, row, free = rest
+                place = row and rooms[ANSWERS].room(row)
+                spare = free and rooms[MEMORIES].room(free)
                 algorithm, model, recipe, seed = fixed
                 answer = visit(
                     algorithm,
                     model,
                     recipe,
-                    data,
+                    read(data),
                     down,
-                    memory,
+                    read(memory),
                     seed=seed,
                     round_number=round_number,
                     client=client,
@@ -162,19 +182,25 @@ def work(channel: Channel) -> None:
             if lacks_memory(error):
                 raise  # this process ends, and another one tries
             answer = Failed(error, traceback.format_exc())
-        packed = _pack(answer, place)
+        packed = _pack(answer, place, spare)
         del answer
-        channel.send(packed)
-        packed.drop()
+        for part in packed:
+            channel.send(part)
+            part.drop()
 
 
-def _pack(answer: Any, place: Any) -> Parcel:
+def _pack(answer: Any, place: Any, spare: Any) -> list[Parcel]:
+    """An answer, and on its own what the client remembers if there is a place for it."""
     try:
-        return pack(answer, place)
+        if spare is not None and isinstance(answer, Visit):
+            return [pack(answer._replace(memory=None), place), pack(answer.memory, spare)]
+        return [pack(answer, place)]
     except Exception as error:
         if lacks_memory(error):
             raise
         if isinstance(answer, Failed):  # an exception that cannot be pickled: its text can
-            return pack(Failed(None, answer.text))
+            return [pack(Failed(None, answer.text))]
         kind = Unsendable if isinstance(error, Unsendable) else TypeError
-        return pack(Failed(kind(f"what the visit returned cannot be sent: {error}"), traceback.format_exc()))
+        return [
+            pack(Failed(kind(f"what the visit returned cannot be sent: {error}"), traceback.format_exc()))
+        ]
