@@ -182,6 +182,7 @@ class Shelf:
     """
 
     def __init__(self, name: bytes, places: int, size: int):
+        self.descriptor = -1
         self.name, self.places = name, places
         self.size = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         self.descriptor = _anonymous()
@@ -240,7 +241,12 @@ class Shelf:
 
     def close(self) -> None:
         """No more of it for others; tensors in it stay."""
-        os.close(self.descriptor)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
 
 
 ANSWERS, DATA, DOWNS, MEMORIES = b"answers", b"data", b"downs", b"memories"
