@@ -20,7 +20,7 @@ from fedrecall import config as configs
 from fedrecall import trees
 from fedrecall.algorithms.fedavg import Anchor, FedAvg
 from fedrecall.algorithms.fedntd import FedNTD
-from fedrecall.backends import open_backend, vectorised
+from fedrecall.backends import open_backend, serial, vectorised
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.serial import Serial
 from fedrecall.backends.vectorised import Options, Plan, Vectorised, local_training, mixes_examples, stacked
@@ -113,8 +113,8 @@ def test_runs_out_of_memory_and_goes_on_with_smaller_stacks(monkeypatch: pytest.
     work = ready("scaffold")
     assert_visits_agree(Vectorised(work).map(jobs(work)), Serial(work).map(jobs(work)))
     assert tried == [6, 3, 3]
-    for step in ("stacked", "visit"):
-        monkeypatch.setattr(vectorised, step, nothing_fits)
+    monkeypatch.setattr(vectorised, "stacked", nothing_fits)
+    monkeypatch.setattr(serial, "visit", nothing_fits)
     with pytest.raises(torch.OutOfMemoryError):
         list(Vectorised(work, Options(chunk=2)).map(jobs(work)))
 

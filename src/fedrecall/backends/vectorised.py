@@ -26,12 +26,13 @@ from fedrecall import trees
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.algorithms.hooks import Sgd
 from fedrecall.backends.backend import Job, Work
+from fedrecall.backends.serial import Serial
 from fedrecall.batches import Batch
 from fedrecall.data.augmentation import Draws as AugmentationDraws
 from fedrecall.errors import UserError
 from fedrecall.models.model import Model, Params
 from fedrecall.specs import AT_LEAST_ONE
-from fedrecall.training import Begun, Failure, State, Visit, begin, descend, end, failed, train, visit
+from fedrecall.training import Begun, Failure, State, Visit, begin, descend, end, failed, train
 
 GRAPHS_KEPT = 8  # recorded trainings a lane; each keeps its memory
 CPU_CHUNK = 16  # there memory does not run out with an error that one could act on
@@ -169,7 +170,8 @@ class Vectorised:
                     for group in self._alike(begun):
                         if len(group) == 1 and not self.options.graph:
                             (i,) = group
-                            wave.done[i] = self._alone(*tasks[i])
+                            work, job = tasks[i]
+                            (wave.done[i],) = Serial(work).map([job])
                         else:
                             wave.under_way.append(self._train(group, lane))
                 return wave._replace(size=min(size * self.options.lanes, len(left)))
@@ -199,20 +201,6 @@ class Vectorised:
     @staticmethod
     def _begin(work: Work, job: Job) -> Begun:
         return begin(
-            work.algorithm,
-            work.model,
-            work.recipe,
-            work.federation.client(job.client),
-            job.down,
-            job.memory,
-            seed=work.seed,
-            round_number=job.round,
-            client=job.client,
-        )
-
-    @staticmethod
-    def _alone(work: Work, job: Job) -> Visit:
-        return visit(
             work.algorithm,
             work.model,
             work.recipe,

@@ -46,6 +46,18 @@ def partition_text(group: Group) -> str:
     return spec_text(PARTITIONS, group.runs[0].config["partition"])
 
 
+def forgetting_bars(ax: Any, groups: Sequence[Group]) -> list[Data]:
+    """The forgetting of every group's last round, with its spread over seeds."""
+    data = []
+    for i, group in enumerate(groups):
+        s = summary(group.last("forgetting"))
+        ax.bar(i, s.mean, yerr=s.std, color=COLOURS[0], capsize=2, width=0.7)
+        data.append({"group": group.label, "mean": s.mean, "std": s.std, "n": s.n})
+    ax.set_xticks(range(len(groups)), [partition_text(g) for g in groups], rotation=40, ha="right")
+    ax.set_title("forgetting F")
+    return data
+
+
 def class_heat(ax: Any, run: Run, values: np.ndarray, title: str, top: float | None = 1.0) -> Any:
     """Class-wise values [rounds, C] as a picture, classes upwards of rounds."""
     image = heat(ax, values.T, run.rounds, vmin=0, vmax=top)
@@ -73,7 +85,7 @@ class Forgetting(Figure):
         groups = by_skew(arrange(runs))
         ends = [groups[0], groups[-1]] if len(groups) > 1 else groups
         made, axes = page(1, 4, 2.3, 2.1)
-        data: Data = {"class_accuracy": [], "consistency": [], "forgetting": []}
+        data: Data = {"class_accuracy": [], "consistency": []}
         for ax, group in zip(axes[0], ends, strict=False):
             run = group.runs[0]
             values = run.series("class_accuracy")
@@ -88,14 +100,7 @@ class Forgetting(Figure):
             )
         axes[0, 2].set(xlabel="round", title="cosine with round before", ylim=(None, 1.02))
         axes[0, 2].legend(loc="upper left", bbox_to_anchor=(0, 0.9))
-        for i, group in enumerate(groups):
-            s = summary(group.last("forgetting"))
-            axes[0, 3].bar(i, s.mean, yerr=s.std, color=COLOURS[0], capsize=2, width=0.7)
-            data["forgetting"].append({"group": group.label, "mean": s.mean, "std": s.std, "n": s.n})
-        axes[0, 3].set_xticks(
-            range(len(groups)), [partition_text(g) for g in groups], rotation=40, ha="right"
-        )
-        axes[0, 3].set_title("forgetting F")
+        data["forgetting"] = forgetting_bars(axes[0, 3], groups)
         for ax in axes[0, len(ends) : 2]:
             ax.remove()
         return made, data

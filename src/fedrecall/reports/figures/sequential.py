@@ -21,7 +21,7 @@ from fedrecall.reports.figures.figure import (
     legend_below,
     page,
 )
-from fedrecall.reports.figures.forgetting import by_skew, partition_text
+from fedrecall.reports.figures.forgetting import by_skew, forgetting_bars, partition_text
 from fedrecall.reports.runs import Run, arrange
 from fedrecall.reports.statistics import summary
 from fedrecall.specs import AT_LEAST_ONE
@@ -65,7 +65,7 @@ class SequentialForgetting(Figure):
         groups = by_skew(arrange(runs))
         ends = [groups[0], groups[-1]] if len(groups) > 1 else groups
         made, axes = page(1, 5, 2.2, 2.1)
-        data: Data = {"class_accuracy": [], "consistency": [], "drift": [], "forgetting": []}
+        data: Data = {"class_accuracy": [], "consistency": [], "drift": []}
         for i, group in enumerate(ends):
             found = chains(group.runs[0])
             values = np.concatenate([chain["class_accuracy"] for chain in found])[-self.last :]
@@ -87,14 +87,7 @@ class SequentialForgetting(Figure):
         axes[0, 3].set_ylim(-0.02, 1.02)
         axes[0, 3].legend()
         data["drift"].append({"group": ends[-1].label, "own": own, "next": after})
-        for i, group in enumerate(groups):
-            s = summary(group.last("forgetting"))
-            axes[0, 4].bar(i, s.mean, yerr=s.std, color=COLOURS[0], capsize=2, width=0.7)
-            data["forgetting"].append({"group": group.label, "mean": s.mean, "std": s.std, "n": s.n})
-        axes[0, 4].set_xticks(
-            range(len(groups)), [partition_text(g) for g in groups], rotation=40, ha="right"
-        )
-        axes[0, 4].set_title("forgetting F")
+        data["forgetting"] = forgetting_bars(axes[0, 4], groups)
         for ax in axes[0, len(ends) : 2]:
             ax.remove()
         return made, data
