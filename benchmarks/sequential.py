@@ -108,21 +108,23 @@ def load(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def summary(path: Path) -> str:
-    """Means over the last tenth of the rounds that all runs of a partition and model have."""
-    curves = load(path)
+    """Means over the last tenth of the rounds, for as many rounds as one run after the other has."""
+    curves = load(path).values()
     lines = [
-        "| partition | model | algorithm | rounds | last | mean of last tenth | best |",
+        "| partition | model | rounds | algorithm | last | mean of last tenth | best |",
         "|" + "---|" * 7,
     ]
-    for c in curves.values():
-        alike = [o for o in curves.values() if (o["partition"], o["model"]) == (c["partition"], c["model"])]
-        n = min(o["rounds"] for o in alike)
-        a = c["accuracy"][:n]
-        tail = a[-max(1, n // 10) :]
-        lines.append(
-            f"| {c['partition']} | {c['model']} | {c['algorithm']} | {n} | {a[-1]:.2%} "
-            f"| {sum(tail) / len(tail):.2%} | {max(a):.2%} |"
-        )
+    for setting in sorted({(c["partition"], c["model"]) for c in curves}):
+        alike = [c for c in curves if (c["partition"], c["model"]) == setting]
+        for n in sorted({c["rounds"] for c in alike}):
+            reached = [c for c in alike if c["rounds"] >= n]
+            for c in reached if len(reached) > 1 else ():
+                a = c["accuracy"][:n]
+                tail = a[-max(1, n // 10) :]
+                lines.append(
+                    f"| {' | '.join(setting)} | {n} | {c['algorithm']} | {a[-1]:.2%} "
+                    f"| {sum(tail) / len(tail):.2%} | {max(a):.2%} |"
+                )
     return "\n".join(lines)
 
 
