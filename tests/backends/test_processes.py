@@ -192,6 +192,23 @@ def test_a_full_shelf_or_memories_that_outgrow_it_cost_no_more_than_copies(opene
     assert len(tight._free) == 20
 
 
+def test_memories_outlive_the_workers_that_wrote_them(opened):
+    w = work(Scaffold(), workers=2)
+    backend = opened(w)
+    expected = remembering(w, Serial(w), 4)
+    asked = jobs(w)
+    for number, right in enumerate(expected, start=1):
+        asked = [job._replace(round=number) for job in asked]
+        found = backend.map(asked)
+        got = [next(found)]
+        os.kill(backend._workers[number % 2].pid, signal.SIGKILL)
+        got += list(found)
+        same(got, right)
+        asked = [job._replace(memory=v.memory) for job, v in zip(asked, got, strict=True)]
+    del found, got
+    assert len(backend._shelves[parcels.MEMORIES]._lent) == len(EVERYONE)
+
+
 def test_a_worker_cannot_write_over_what_a_client_remembers(opened):
     w = work(Scribbler(), workers=2)
     backend = opened(w)
