@@ -192,6 +192,16 @@ def test_a_full_shelf_or_memories_that_outgrow_it_cost_no_more_than_copies(opene
     assert len(tight._free) == 20
 
 
+def test_what_was_sent_once_may_be_sent_again_after_its_place_went_to_something_else(opened):
+    w = work(workers=2)
+    backend = opened(w)
+    first = jobs(w)
+    for scale in (0.5, 0.6, 0.7, 0.8):
+        other = trees.transform(lambda t, scale=scale: t * scale, first[0].down)
+        asked = [job._replace(down=other) if job.client % 2 else job for job in first]
+        same(backend.map(asked), Serial(w).map(asked))
+
+
 def test_memories_outlive_the_workers_that_wrote_them(opened):
     w = work(Scaffold(), workers=2)
     backend = opened(w)
