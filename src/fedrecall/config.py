@@ -51,6 +51,8 @@ class Config:
     """How a client trains."""
     augmentation: str | None = None
     """Training augmentation, such as crop+flip+cutout; by default what suits the data set."""
+    test_augmentation: str = "none"
+    """What is done to test images: nothing, but to see whether a paper's numbers were made so."""
     auxiliary_per_class: Annotated[int | None, NON_NEGATIVE] = None
     """Training examples of each class set apart for the server; by default what the algorithm needs."""
     seed: Annotated[int, NON_NEGATIVE] = 0
@@ -90,6 +92,7 @@ class Config:
         if augmentation is None:
             augmentation = str(default_for(self.dataset["name"]))
         object.__setattr__(self, "augmentation", str(Augmentation.parse(augmentation)))
+        object.__setattr__(self, "test_augmentation", str(Augmentation.parse(self.test_augmentation)))
         if self.sampled > self.clients:
             raise UserError(f"sample = {self.sample} of {self.clients} clients: there are not that many.")
         if self.chains is not None and self.chains > self.sampled:

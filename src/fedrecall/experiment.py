@@ -426,8 +426,9 @@ def federate(
         split = PARTITIONS.make(config.partition).split(labels[rest], config.clients, seed)
         parts = [rest[part] for part in split]
     augmentation = Augmentation.parse(config.augmentation or "none")
+    tested = Augmentation.parse(config.test_augmentation)
     dataset = dataset.to(device_of(config))
-    return Federation(dataset, parts, augmentation, DTYPES[config.precision], auxiliary)
+    return Federation(dataset, parts, augmentation, DTYPES[config.precision], auxiliary, tested)
 
 
 def describe(federation: Federation) -> tuple[Sequence[np.ndarray], dict[str, Any]]:

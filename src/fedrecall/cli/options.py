@@ -31,7 +31,7 @@ _PANELS = {
     ),
     "Training": ("algorithm", "model", "rounds", *(f.name for f in specs.fields(Recipe)), "precision"),
     "Randomness": ("seed", "partition_seed"),
-    "Measuring": ("evaluate_every", "measures", "sinks"),
+    "Measuring": ("evaluate_every", "test_augmentation", "measures", "sinks"),
     "Running": ("backend", "workers", "device", "checkpoint_every", "on_failure"),
 }
 _SINGULAR = {"measures": "measure", "sinks": "sink"}

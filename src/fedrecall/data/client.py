@@ -92,3 +92,23 @@ class ClientData:
                 drawn = trees.transform(lambda d, e=epoch, r=rows: d[e, r], draws.augmentation)
                 x = self.augmentation.apply(self.x[place], drawn, self.mean, self.std, self.dtype)
                 yield Batch(x, self.y[place], place)
+
+
+class TestData(ClientData):
+    """The test split; if it is augmented, then in the same way whenever it is looked at."""
+
+    __test__ = False  # it is no test
+
+    def batches(self, size: int = 100) -> Iterator[Batch]:
+        """All examples once, in order, as they are tested."""
+        if not self.augmented:
+            yield from super().batches(size)
+            return
+        draws = self.augmentation.draw(streams.torch_stream(0, "test"), len(self))
+        draws = trees.transform(lambda d: d.to(self.x.device), draws)
+        places = torch.arange(len(self), device=self.y.device)
+        for start in range(0, len(self), size):
+            rows = slice(start, start + size)
+            drawn = trees.take(draws, rows)
+            x = self.augmentation.apply(self.x[rows], drawn, self.mean, self.std, self.dtype)
+            yield Batch(x, self.y[rows], places[rows])

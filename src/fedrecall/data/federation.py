@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from fedrecall import streams
-from fedrecall.data.augmentation import Augmentation
-from fedrecall.data.client import ClientData
+from fedrecall.data.augmentation import AUGMENTATIONS, Augmentation
+from fedrecall.data.client import ClientData, TestData
 from fedrecall.data.datasets import Dataset
 from fedrecall.data.partitions import label_counts
 from fedrecall.errors import UserError
@@ -25,6 +25,7 @@ class Federation:
     dtype: torch.dtype = torch.float32
     auxiliary_part: np.ndarray | None = None
     """Places of the examples that the server holds for itself; no client has them."""
+    test_augmentation: Augmentation = AUGMENTATIONS["none"]
 
     def __post_init__(self) -> None:
         """Refuse labels that are no class, wherever they come from."""
@@ -56,7 +57,7 @@ class Federation:
     def test(self) -> ClientData:
         """The whole test split."""
         split, d = self.dataset.test, self.dataset
-        return ClientData(split.x, split.y, d.classes, d.mean, d.std, dtype=self.dtype)
+        return TestData(split.x, split.y, d.classes, d.mean, d.std, self.test_augmentation, self.dtype)
 
     @property
     def counts(self) -> np.ndarray:

@@ -100,6 +100,7 @@ class Silo:
                 [np.arange(len(dataset.train), dtype=np.int64)],
                 Augmentation.parse(config.augmentation or "none"),
                 DTYPES[config.precision],
+                test_augmentation=Augmentation.parse(config.test_augmentation),
             )
 
     @property

@@ -183,4 +183,5 @@ def describe(config: Config, facts: Facts, own: Dataset | None) -> Federation:
         Augmentation.parse(config.augmentation or "none"),
         DTYPES[config.precision],
         auxiliary,
+        Augmentation.parse(config.test_augmentation),
     )

@@ -1,0 +1,40 @@
+"""What batches a client and the test split give."""
+
+import torch
+
+from fedrecall import config as configs
+from fedrecall import streams
+from fedrecall.data.augmentation import Augmentation
+from fedrecall.data.client import ClientData, TestData
+from fedrecall.data.datasets import load
+from fedrecall.experiment import Experiment
+
+
+def test_augmented_test_images_are_the_same_whenever_and_however_they_are_looked_at():
+    stream = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (11, 3, 8, 8), generator=stream).to(torch.uint8)
+    y = torch.arange(11) % 4
+    mean, std = torch.full((3,), 0.5), torch.full((3,), 0.25)
+    asked = Augmentation.parse("crop:2+flip+cutout:3")
+    data = TestData(x, y, 4, mean, std, asked)
+    whole = torch.cat([b.x for b in data.batches(11)])
+    assert torch.equal(whole, torch.cat([b.x for b in data.batches(4)]))
+    drawn = asked.draw(streams.torch_stream(0, "test"), 11)
+    assert torch.equal(whole, asked.apply(x, drawn, mean, std))
+    untouched = torch.cat([b.x for b in TestData(x, y, 4, mean, std).batches(4)])
+    assert torch.equal(untouched, torch.cat([b.x for b in ClientData(x, y, 4, mean, std).batches(4)]))
+    changed = (whole != untouched).flatten(1).any(1)
+    assert changed.all()
+    assert torch.equal(torch.cat([b.y for b in data.batches(4)]), y)
+
+
+def test_an_experiment_is_trained_the_same_whatever_is_done_to_its_test_images():
+    found = []
+    for how in ("none", "crop+flip"):
+        made = {"rounds": 1, "clients": 4, "sample": 2, "model": "cnn:8", "test_augmentation": how}
+        data = load("synthetic:train=80,test=200,channels=3,size=8,classes=4")
+        run = Experiment(configs.make({**made, "partition": "iid"}), dataset=data)
+        result = run.run()
+        found.append((run.server.weights.params["fc1.weight"].clone(), result.history[-1]["loss"]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] != found[1][1]
