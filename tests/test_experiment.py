@@ -134,6 +134,17 @@ def test_only_what_does_not_change_the_result_may_change_on_resume(tmp_path):
     Experiment(config(rounds=2, evaluate_every=2, measures=["locals"]), tmp_path / "run", resume=True).run()
 
 
+def test_a_run_that_was_begun_before_a_setting_existed_goes_on_with_its_default(tmp_path):
+    Experiment(config(rounds=1), tmp_path / "run").run()
+    path = tmp_path / "run" / "config.json"
+    known = json.loads(path.read_text())
+    del known["test_augmentation"], known["training"]["momentum"]
+    path.write_text(json.dumps(known))
+    with pytest.raises(UserError, match="test_augmentation = 'none', not 'flip'"):
+        Experiment(config(rounds=2, test_augmentation="flip"), tmp_path / "run", resume=True)
+    assert len(Experiment(config(rounds=2), tmp_path / "run", resume=True).run().history) == 2
+
+
 def test_a_refused_run_leaves_the_folder_free(tmp_path):
     with pytest.raises(UserError):
         Experiment(

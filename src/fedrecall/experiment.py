@@ -129,11 +129,12 @@ class Experiment:
                 raise UserError(
                     f"{folder.path} already holds a run: continue it with --resume, or give another --out."
                 )
-            before, now = folder.config(), configs.as_dict(self.config)
+            # A run that was begun before a setting existed was begun with its default.
+            before, now = (configs.as_dict(c) for c in (configs.make(folder.config()), self.config))
             for key in now:
-                if key not in configs.MAY_CHANGE and before.get(key) != now[key]:
+                if key not in configs.MAY_CHANGE and before[key] != now[key]:
                     raise UserError(
-                        f"{folder.path} was begun with {key} = {before.get(key)!r}, not {now[key]!r}: "
+                        f"{folder.path} was begun with {key} = {before[key]!r}, not {now[key]!r}: "
                         "resume it as it was, or give another --out."
                     )
         except BaseException:
