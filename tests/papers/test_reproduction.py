@@ -89,7 +89,7 @@ def test_it_runs_breadth_first_skips_resumes_and_writes_as_it_goes(call, root, t
     assert "fedntd/table1" in said
     page = render(tmp_path / "results")
     assert "| cifar10/shard2 | fedavg | 40.14 ± 1.15; F 0.59 |" in page
-    assert "with `fixed-partition`" in page
+    assert "| cifar10/shard2 | fedavg, `fixed-partition` | 40.14 ± 1.15; F 0.59 |" in page
 
 
 def test_a_run_made_otherwise_is_taken_if_it_is_the_papers(call, root, tmp_path):

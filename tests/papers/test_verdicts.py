@@ -7,7 +7,17 @@ from tests.papers.outcomes import outcome
 
 from fedrecall.papers import load_paper, table
 from fedrecall.papers.results import Results
-from fedrecall.papers.verdicts import NOT_REPRODUCED, NOT_RUN, PARTIAL, REPRODUCED, gain, judge
+from fedrecall.papers.verdicts import (
+    NOT_REPRODUCED,
+    NOT_RUN,
+    PARTIAL,
+    REPRODUCED,
+    WITH_SWITCH,
+    best,
+    gain,
+    judge,
+    tried,
+)
 
 TABLE1 = table("fedntd/table1")
 CELL = TABLE1.cell("cifar10/shard2", "fedntd")  # 52.61 ± 1.00, F 0.43
@@ -72,6 +82,35 @@ def test_another_method_another_seed_another_setting_is_another_matter():
     run = outcome(CELL, ending(52.0), variant=paper.variant("no-cutout"))
     assert verdict(run).word == NOT_RUN
     assert verdict(run, variant=paper.variant("no-cutout")).word == REPRODUCED
+
+
+def test_a_switch_that_reproduces_a_cell_is_said_to():
+    paper, switch = load_paper("fedntd"), load_paper("fedntd").variant("augmented-test")
+
+    def said(*runs):
+        return best(paper, TABLE1, CELL, Results(runs))
+
+    high, low = outcome(CELL, ending(63.0)), outcome(CELL, ending(52.0), variant=switch)
+    far, begun = outcome(CELL, ending(58.0), variant=switch), outcome(CELL, [20.0], variant=switch)
+    assert tried(paper, CELL, Results([high, low])) == [switch]
+    assert tried(paper, CELL, Results([high])) == []
+    assert said() == NOT_RUN
+    assert said(high) == said(high, far) == said(far) == said(high, begun) == NOT_REPRODUCED
+    assert said(low) == said(high, low) == WITH_SWITCH
+    assert said(begun) == PARTIAL
+    assert said(outcome(CELL, ending(52.0)), far) == REPRODUCED
+
+
+def test_gains_with_a_switch_are_over_the_baseline_with_it():
+    switch = load_paper("fedntd").variant("augmented-test")
+    runs = [
+        outcome(CELL, ending(63.0)),
+        outcome(BASE, ending(50.0)),
+        outcome(CELL, ending(54.0), variant=switch),
+        outcome(BASE, ending(42.0), variant=switch),
+    ]
+    assert gain(TABLE1, CELL, Results(runs)).measured.mean == pytest.approx(13.0)
+    assert gain(TABLE1, CELL, Results(runs), switch).measured.mean == pytest.approx(12.0)
 
 
 def test_forgetting_may_be_off_by_its_rounding():

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedrecall import files
-from fedrecall.papers.page import MEASURED, folded, grid, measured_row
+from fedrecall.papers.page import MEASURED, folded, grid, measured_rows
 from fedrecall.papers.paper import PAPERS, load_paper
 from fedrecall.papers.results import FOLDER, Results, identity
+from fedrecall.papers.verdicts import NOT_RUN
 
 BLOCK = re.compile(r"(<!-- measured: (?P<names>[^>]+?) -->\n).*?(<!-- /measured -->)", re.DOTALL)
 HEAD = ("table", *MEASURED)
@@ -30,8 +31,8 @@ def block(names: Sequence[str], results: Results) -> str:
                 config = cell.config()
                 if config.algorithm["name"] in names and identity(config) not in seen:
                     seen.add(identity(config))
-                    row = [f"{name}/{table.name}", *measured_row(paper, table, cell, results)]
-                    rows[bool(results.of(config))].append(row)
+                    for row in measured_rows(paper, table, cell, results):
+                        rows[row[-1] != NOT_RUN].append([f"{name}/{table.name}", *row])
     if not seen:
         return "No table of the four papers has it.\n"
     parts = [grid(HEAD, rows[True])] if rows[True] else []

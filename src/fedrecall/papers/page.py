@@ -10,7 +10,7 @@ from fedrecall import files
 from fedrecall.errors import UserError
 from fedrecall.papers.paper import PAPERS, Cell, Paper, Table, Variant, load_paper
 from fedrecall.papers.quantities import QUANTITIES
-from fedrecall.papers.results import FOLDER, Outcome, Results, identity
+from fedrecall.papers.results import FOLDER, Outcome, Results
 from fedrecall.papers.verdicts import (
     LEVEL,
     NOT_REPRODUCED,
@@ -19,11 +19,13 @@ from fedrecall.papers.verdicts import (
     REPRODUCED,
     SPREADS,
     UNKNOWN_STD,
+    WITH_SWITCH,
     Verdict,
+    best,
     gain,
     judge,
     level,
-    measure,
+    tried,
 )
 
 PAGE = Path("docs/reproduction.md")
@@ -58,8 +60,9 @@ deviation from round to round. The clients of the last round alone move the last
 a spread over trials that all draw the same clients does not contain it.
 Forgetting may be off by 0.02, which is what its two published digits and one class in ten account for.
 **Unfinished** rows were stopped early, and say after which round; the learning rate still falls and the
-model still learns until the last one, so they decide nothing. Gains are paired: the same seeds, partition
-and clients for both methods.
+model still learns until the last one, so they decide nothing. A method with the name of a **switch** behind
+it was run with another reading of what its paper leaves open (`--switch`), said above the tables. Gains are
+paired: the same seeds, partition and clients for both methods.
 """
 
 ARBITER = """## The authors' own code as arbiter
@@ -121,10 +124,10 @@ def _overview(results: Results) -> str:
     for name in PAPERS:
         paper = load_paper(name)
         for t in paper.tables.values():
-            words = [judge(paper, t, c, t.quantities[0], results).word for c in t.cells]
-            counts = [words.count(w) for w in (REPRODUCED, NOT_REPRODUCED, PARTIAL, NOT_RUN)]
+            words = [best(paper, t, c, results) for c in t.cells]
+            counts = [words.count(w) for w in (REPRODUCED, WITH_SWITCH, NOT_REPRODUCED, PARTIAL, NOT_RUN)]
             rows.append([f"{name}/{t.name}", t.title, len(words), *counts])
-    head = ["table", "what it is", "cells", "reproduced", "not reproduced", "unfinished", "not run"]
+    head = ["table", "what it is", "cells", *(REPRODUCED, WITH_SWITCH, NOT_REPRODUCED, PARTIAL, NOT_RUN)]
     return "## Where it stands\n\nBy each table's first quantity.\n\n" + grid(head, rows)
 
 
@@ -163,10 +166,9 @@ def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) ->
         parts.append(f"{_line(why[prefix])}\n")
     rows, remarks = [], []
     for cell in table.cells:
-        rows.append(measured_row(paper, table, cell, results))
+        rows += measured_rows(paper, table, cell, results)
         if cell.key in why:
             remarks.append(f"- {cell.column}, {cell.method}: {_line(why[cell.key])}")
-        remarks += _others(paper, table, cell, results)
     for column in table.columns:
         if f"{prefix} {column}" in why:
             remarks.append(f"- {column}: {_line(why[f'{prefix} {column}'])}")
@@ -174,7 +176,12 @@ def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) ->
     parts.append(
         folded(f"{len(rows)} cells, none run yet", shown) if all(r[-1] == NOT_RUN for r in rows) else shown
     )
-    gains = [g for c in table.cells if (g := _gain(table, c, results))]
+    gains = [
+        g
+        for c in table.cells
+        for v in (None, *tried(paper, c, results))
+        if (g := _gain(table, c, results, v))
+    ]
     if gains:
         head = ["column", "method", f"published over {table.baseline}", "measured", "seeds", "at round"]
         parts.append("Gains in accuracy, paired:\n")
@@ -184,24 +191,28 @@ def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) ->
     return "\n".join(parts)
 
 
-def measured_row(paper: Paper, table: Table, cell: Cell, results: Results) -> list[str]:
-    """What `MEASURED` names of a cell, as text."""
-    verdicts = {q: judge(paper, table, cell, q, results) for q in table.quantities}
+def measured_rows(paper: Paper, table: Table, cell: Cell, results: Results) -> list[list[str]]:
+    """What `MEASURED` names of a cell, as text: in the paper's setup, then with each switch tried."""
+    return [_row(paper, table, cell, results, v) for v in (None, *tried(paper, cell, results))]
+
+
+def _row(paper: Paper, table: Table, cell: Cell, results: Results, variant: Variant | None) -> list[str]:
+    verdicts = {q: judge(paper, table, cell, q, results, variant) for q in table.quantities}
     first = verdicts[table.quantities[0]]
     seeds = rounds = ""
     if first.measured is not None:
         of = cell.settings["rounds"]
         seeds = str(first.measured.summary.n)
         rounds = f"{of}" if first.measured.complete else f"**{first.measured.rounds}** of {of}"
-        seeds += _precision(cell, results)
+        seeds += _precision(cell, results, variant)
     return [
         cell.column,
-        cell.method,
+        _method(cell, variant),
         "; ".join(filter(None, (_published(cell, q) for q in verdicts))) or "–",
         "; ".join(filter(None, (_measured(v, q) for q, v in verdicts.items()))),
         seeds,
         rounds,
-        _level(cell, results) if "accuracy" in table.quantities else "",
+        _level(cell, results, variant) if "accuracy" in table.quantities else "",
         "; ".join(_difference(v, q) for q, v in verdicts.items() if v.difference is not None),
         _words(verdicts),
     ]
@@ -245,18 +256,22 @@ def _difference(v: Verdict, quantity: str) -> str:
     return f"{text} (within its spread)" if v.within else text
 
 
-def _precision(cell: Cell, results: Results) -> str:
-    other = {r.config.precision for r in results.of(cell.config()).values()} - {"float32"}
+def _method(cell: Cell, variant: Variant | None) -> str:
+    return f"{cell.method}, `{variant.name}`" if variant else cell.method
+
+
+def _precision(cell: Cell, results: Results, variant: Variant | None) -> str:
+    other = {r.config.precision for r in results.of(cell.config(variant=variant)).values()} - {"float32"}
     return f" ({', '.join(sorted(other))})" if other else ""
 
 
-def _level(cell: Cell, results: Results) -> str:
-    found = level(cell, results)
+def _level(cell: Cell, results: Results, variant: Variant | None) -> str:
+    found = level(cell, results, variant)
     return "" if found is None else found.text()
 
 
-def _gain(table: Table, cell: Cell, results: Results) -> list[str] | None:
-    g = gain(table, cell, results)
+def _gain(table: Table, cell: Cell, results: Results, variant: Variant | None) -> list[str] | None:
+    g = gain(table, cell, results, variant)
     if g is None:
         return None
     measured = g.measured
@@ -265,36 +280,12 @@ def _gain(table: Table, cell: Cell, results: Results) -> list[str] | None:
     at = f"{of}" if g.rounds >= of else f"**{g.rounds}** of {of}"
     return [
         cell.column,
-        cell.method,
+        _method(cell, variant),
         f"{g.published:+.2f}",
         f"{measured.mean:+.2f}{spread}",
         str(measured.n),
         at,
     ]
-
-
-def _others(paper: Paper, table: Table, cell: Cell, results: Results) -> list[str]:
-    """What the switches that were tried came to."""
-    found = []
-    plain = cell.config()
-    for variant in paper.variants.values():
-        if not variant.applies(plain) or identity(cell.config(variant=variant)) == identity(plain):
-            continue
-        said = [text for q in table.quantities if (text := _tried(table, cell, q, results, variant))]
-        if said:
-            found.append(
-                f"- {cell.column}, {cell.method} with `{variant.name}` ({variant.about}): {'; '.join(said)}"
-            )
-    return found
-
-
-def _tried(table: Table, cell: Cell, quantity: str, results: Results, variant: Variant) -> str:
-    m = measure(table, cell, quantity, results, variant)
-    if m is None:
-        return ""
-    text = _named(quantity, m.summary.text(digits=QUANTITIES[quantity].digits))
-    end = "" if m.complete else f" after {m.rounds} rounds"
-    return f"{text}{end} ({m.summary.n} seed{'s' if m.summary.n > 1 else ''})"
 
 
 def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

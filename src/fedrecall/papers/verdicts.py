@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fedrecall.papers.paper import Cell, Paper, Table, Variant
 from fedrecall.papers.quantities import QUANTITIES, Question
-from fedrecall.papers.results import Outcome, Results
+from fedrecall.papers.results import Outcome, Results, identity
 from fedrecall.reports.statistics import Summary, summary
 
 SPREADS = 2.0
@@ -20,6 +20,7 @@ FAILED = 10.0 + 2.0
 """Up to which accuracy a run counts as failed: two points above chance (all such cells have ten classes)."""
 
 NOT_RUN, PARTIAL, REPRODUCED, NOT_REPRODUCED = "not run", "unfinished", "reproduced", "not reproduced"
+WITH_SWITCH = "reproduced with a switch"
 
 
 class Measured(NamedTuple):
@@ -127,20 +128,42 @@ def measure(
     return Measured(summary(list(values.values())), tuple(values), at, bool(complete))
 
 
-def level(cell: Cell, results: Results) -> Summary | None:
+def tried(paper: Paper, cell: Cell, results: Results) -> list[Variant]:
+    """The switches with which the cell was run."""
+    plain = cell.config()
+    return [
+        v
+        for v in paper.variants.values()
+        if v.applies(plain)
+        and identity(config := cell.config(variant=v)) != identity(plain)
+        and any(run.done for run in results.of(config).values())
+    ]
+
+
+def best(paper: Paper, table: Table, cell: Cell, results: Results) -> str:
+    """What may be said of the cell's first quantity after all that was tried."""
+    found = [
+        judge(paper, table, cell, table.quantities[0], results, v).word
+        for v in (None, *tried(paper, cell, results))
+    ]
+    if found[0] != REPRODUCED and REPRODUCED in found:
+        return WITH_SWITCH
+    return next((w for w in (REPRODUCED, NOT_REPRODUCED, PARTIAL) if w in found), found[0])
+
+
+def level(cell: Cell, results: Results, variant: Variant | None = None) -> Summary | None:
     """Accuracy % over the last rounds of the cell's runs: how far from round to round it swings.
 
     What is published is one round's. Its spread over trials hides the swing where all trials have drawn the
     same clients for that round.
     """
-    config = cell.config()
-    runs = _alive(results.of(config)).values()
+    runs = _alive(results.of(cell.config(variant=variant))).values()
     longest = max((r.done for r in runs), default=0)
     found = [100 * a for r in runs if r.done == longest for a in r.accuracy[max(0, longest - LEVEL) :]]
     return summary(found) if found else None
 
 
-def gain(table: Table, cell: Cell, results: Results) -> Gain | None:
+def gain(table: Table, cell: Cell, results: Results, variant: Variant | None = None) -> Gain | None:
     """The paired gain in accuracy on the baseline, at the last round that all these runs have."""
     if table.baseline in (None, cell.method) or "accuracy" not in cell.published:
         return None
@@ -148,8 +171,8 @@ def gain(table: Table, cell: Cell, results: Results) -> Gain | None:
     mine, theirs = cell.published["accuracy"].value, base.published["accuracy"].value
     if mine is None or theirs is None:
         return None
-    config = cell.config()
-    runs, others = (_alive(results.of(c)) for c in (config, base.config()))
+    config = cell.config(variant=variant)
+    runs, others = (_alive(results.of(c)) for c in (config, base.config(variant=variant)))
     seeds = sorted(runs.keys() & others.keys())
     if not seeds:
         return None
