@@ -16,6 +16,7 @@ from fedrecall.papers.verdicts import (
     best,
     gain,
     judge,
+    level_agrees,
     tried,
 )
 
@@ -99,6 +100,13 @@ def test_a_switch_that_reproduces_a_cell_is_said_to():
     assert said(low) == said(high, low) == WITH_SWITCH
     assert said(begun) == PARTIAL
     assert said(outcome(CELL, ending(52.0)), far) == REPRODUCED
+
+
+def test_a_level_agrees_where_the_last_rounds_swing_as_far_as_what_was_published():
+    for swing, word in ((3.0, False), (4.0, True)):
+        last = [56.0 + swing * (-1) ** k for k in range(20)]  # published: 52.61
+        assert level_agrees(CELL, Results([outcome(CELL, ending(*last))])) is word
+    assert not level_agrees(CELL, Results([]))
 
 
 def test_gains_with_a_switch_are_over_the_baseline_with_it():

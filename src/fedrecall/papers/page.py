@@ -25,6 +25,7 @@ from fedrecall.papers.verdicts import (
     gain,
     judge,
     level,
+    level_agrees,
     tried,
 )
 
@@ -57,7 +58,8 @@ ours; where the paper gives none, the median of those it gives elsewhere, or {UN
 none at all.
 **Last {LEVEL} rounds** is the mean accuracy of so many rounds up to the last one played, and its standard
 deviation from round to round. The clients of the last round alone move the last accuracy by as much;
-a spread over trials that all draw the same clients does not contain it.
+a spread over trials that all draw the same clients does not contain it; so where a published accuracy is
+within one such deviation of this mean, a cell that is not reproduced says that **its level agrees**.
 Forgetting may be off by 0.02, which is what its two published digits and one class in ten account for.
 **Unfinished** rows were stopped early, and say after which round; the learning rate still falls and the
 model still learns until the last one, so they decide nothing. A method with the name of a **switch** behind
@@ -214,7 +216,7 @@ def _row(paper: Paper, table: Table, cell: Cell, results: Results, variant: Vari
         rounds,
         _level(cell, results, variant) if "accuracy" in table.quantities else "",
         "; ".join(_difference(v, q) for q, v in verdicts.items() if v.difference is not None),
-        _words(verdicts),
+        _words(verdicts) + _but(cell, verdicts, results, variant),
     ]
 
 
@@ -224,6 +226,13 @@ def _words(verdicts: dict[str, Verdict]) -> str:
     if len(set(said.values())) <= 1:
         return next(iter(said.values()), "measured")
     return "; ".join(f"{_short(q)}: {w}" if _short(q) else w for q, w in said.items())
+
+
+def _but(cell: Cell, verdicts: dict[str, Verdict], results: Results, variant: Variant | None) -> str:
+    v = verdicts.get("accuracy")
+    if v is None or v.word != NOT_REPRODUCED or not level_agrees(cell, results, variant):
+        return ""
+    return " (its level agrees)"
 
 
 def _short(quantity: str) -> str:

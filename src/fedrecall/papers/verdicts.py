@@ -163,6 +163,14 @@ def level(cell: Cell, results: Results, variant: Variant | None = None) -> Summa
     return summary(found) if found else None
 
 
+def level_agrees(cell: Cell, results: Results, variant: Variant | None = None) -> bool:
+    """Whether the published accuracy is within one deviation of the last rounds' mean."""
+    published, found = cell.published.get("accuracy"), level(cell, results, variant)
+    if published is None or published.value is None or found is None or found.std is None:
+        return False
+    return abs(found.mean - published.value) <= found.std
+
+
 def gain(table: Table, cell: Cell, results: Results, variant: Variant | None = None) -> Gain | None:
     """The paired gain in accuracy on the baseline, at the last round that all these runs have."""
     if table.baseline in (None, cell.method) or "accuracy" not in cell.published:
