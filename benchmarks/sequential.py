@@ -136,6 +136,8 @@ def plot(path: Path) -> None:
 
     curves = load(path)
     panels = sorted({(c["model"], c["partition"]) for c in curves.values()})
+    names = sorted({c["algorithm"] for c in curves.values()})
+    colours = {name: f"C{i}" for i, name in enumerate(names)}
     figure, axes = pyplot.subplots(1, len(panels), figsize=(5 * len(panels), 3.6), squeeze=False, sharey=True)
     for axis, (model, partition) in zip(axes[0], panels, strict=True):
         for c in curves.values():
@@ -145,12 +147,14 @@ def plot(path: Path) -> None:
                     sum(a[max(0, i - window + 1) : i + 1]) / len(a[max(0, i - window + 1) : i + 1])
                     for i in range(len(a))
                 ]
-                axis.plot(range(1, len(a) + 1), smooth, label=c["algorithm"])
+                axis.plot(range(1, len(a) + 1), smooth, color=colours[c["algorithm"]])
         axis.set(title=f"{model}, {partition}", xlabel="round")
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("test accuracy, mean of 5 rounds")
-    axes[0][0].legend()
+    lines = [pyplot.Line2D([], [], color=colours[name]) for name in names]
     figure.tight_layout()
+    figure.legend(lines, names, loc="outside lower center", ncols=len(names))
+    figure.subplots_adjust(bottom=0.24)
     figure.savefig(path.with_suffix(".svg"))
 
 
