@@ -17,8 +17,8 @@ from fedrecall.data.partitions import (
 )
 from fedrecall.errors import UserError
 
-SPECS = ["iid", "shards:2", "shards:3", "lda:0.5", "lda:0.5,balance=false", "dirichlet:0.5"]
-SPECS += ["classes:2", "exdir:2,0.5"]
+SPECS = ["iid", "shards:2", "shards:3", "lda:0.5,min_size=1", "lda:0.5,balance=false,min_size=1"]
+SPECS += ["dirichlet:0.5,min_size=1", "classes:2", "exdir:2,0.5"]
 
 
 def labels_of(sizes, seed=0):
