@@ -34,6 +34,47 @@ def test_relu_and_pooling_at_once_are_bit_for_bit_the_two_in_turn(dtype, channel
     assert torch.equal(a, twice)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kernel", "padding", "bias"), [(5, 0, True), (3, 1, False), (1, 0, True), ((5, 3), (2, 0), True)]
+)
+def test_a_narrow_convolution_with_its_pooling_is_what_the_three_layers_compute(dtype, kernel, padding, bias):
+    conv = nn.Conv2d(3, 6, kernel, padding=padding, bias=bias).to(dtype)
+    layers = [conv, nn.ReLU(), nn.MaxPool2d(2)]
+    x = torch.randn(4, 3, 12, 14, generator=stream()).to(dtype).contiguous(memory_format=torch.channels_last)
+    assert kernels.narrow(conv, x)
+    found = kernels.chain(layers, x)
+    exact = F.max_pool2d(F.relu(conv(x)), 2)
+    rounding = 1e-5 if dtype is torch.float32 else 2e-2
+    torch.testing.assert_close(found, exact, rtol=rounding, atol=rounding)
+    g = torch.randn(found.shape, generator=stream(1)).to(dtype)
+    for a, b in zip(
+        torch.autograd.grad(found, list(conv.parameters()), g, retain_graph=True),
+        torch.autograd.grad(exact, list(conv.parameters()), g),
+        strict=True,
+    ):
+        assert float((a - b).norm()) <= (1e-5 if dtype is torch.float32 else 3e-2) * float(b.norm())
+    if dtype is torch.float32:  # and once more by the way that can itself be differentiated
+        again = torch.autograd.grad(found, conv.weight, g, create_graph=True)[0]
+        torch.testing.assert_close(
+            again, torch.autograd.grad(kernels.chain(layers, x), conv.weight, g)[0], rtol=1e-4, atol=1e-5
+        )
+
+
+def test_a_convolution_that_another_way_is_faster_or_watched_stays_one():
+    x = torch.randn(2, 3, 12, 12)
+    assert kernels.narrow(nn.Conv2d(3, 6, 5), x)
+    assert not kernels.narrow(nn.Conv2d(3, 32, 5), x)
+    assert not kernels.narrow(nn.Conv2d(3, 6, 4), x)  # nine pixels across: the last has no partner
+    assert not kernels.narrow(nn.Conv2d(3, 6, 5, stride=2), x)
+    assert not kernels.narrow(nn.Conv2d(3, 6, 5), x.clone().requires_grad_())
+    seen = []
+    conv = nn.Conv2d(3, 6, 5)
+    conv.register_forward_hook(lambda layer, given, out: seen.append(out.shape))
+    kernels.chain([conv, nn.ReLU(), nn.MaxPool2d(2)], x)
+    assert seen == [(2, 6, 8, 8)]
+
+
 def test_a_gradient_through_the_kernels_can_be_differentiated(monkeypatch):
     monkeypatch.setattr(kernels, "LEAST", 1)
     net = build("cnn:32", (1, 8, 8), 3)

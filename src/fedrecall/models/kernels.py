@@ -115,7 +115,7 @@ def of_norms(module: nn.Module) -> frozenset[str]:
 
 
 class _ReluPool(torch.autograd.Function):
-    """max-pool(relu(x)) over 2x2 pixels, x seen as [N, H, W, C].
+    """max-pool(relu(x)) over 2x2 pixels: of x's six axes ``rows`` is a square's two rows, 4 its columns.
 
     The two commute, so the rectifier works on a quarter of the numbers; and where the maximum came
     from is found again by comparing instead of being stored as 64-bit places. Of equal pixels the
@@ -123,32 +123,43 @@ class _ReluPool(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        row = torch.maximum(x[:, :, 0::2], x[:, :, 1::2])  # [N, H, W/2, C]
-        out = torch.maximum(row[:, 0::2], row[:, 1::2]).clamp_min_(0)  # [N, H/2, W/2, C]
-        ctx.save_for_backward(x, row, out)
+    def forward(ctx: Any, x: Tensor, rows: int) -> Tensor:
+        left, right = _halves(x, 4)
+        row = torch.maximum(left, right)
+        upper, lower = _halves(row, rows)
+        out = torch.maximum(upper, lower).clamp_min_(0)
+        ctx.save_for_backward(left, right, upper, lower, out)
+        ctx.rows = rows
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        x, row, out = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        left, right, upper, lower, out = ctx.saved_tensors
         # Of each pair the second takes the gradient where it is greater, the first what is left.
-        lower, right = row[:, 1::2] - row[:, 0::2], x[:, :, 1::2] - x[:, :, 0::2]
         if torch.is_grad_enabled():  # the gradient will itself be differentiated
             g = torch.where(out > 0, grads[0], 0.0)
-            rows = torch.stack([torch.where(lower > 0, 0.0, g), torch.where(lower > 0, g, 0.0)], 2)
-            rows = rows.flatten(1, 2)
-            pairs = torch.stack([torch.where(right > 0, 0.0, rows), torch.where(right > 0, rows, 0.0)], 3)
-            return pairs.flatten(2, 3)
+            for first, second, dim in ((upper, lower, ctx.rows), (left, right, 4)):
+                greater = second > first
+                g = torch.stack([torch.where(greater, 0.0, g), torch.where(greater, g, 0.0)], dim)
+            return g, None
         g = _where_positive(grads[0].contiguous(), out, 0)
-        rows, found = torch.empty_like(row), torch.empty_like(x)
-        for whole, greater, halves in (
-            (g, lower, (rows[:, 0::2], rows[:, 1::2])),
-            (rows, right, (found[:, :, 0::2], found[:, :, 1::2])),
-        ):
-            _where_positive.grad_input(whole, greater, 0, grad_input=halves[1])
-            torch.sub(whole, halves[1], out=halves[0])
-        return found
+        for first, second, dim in ((upper, lower, ctx.rows), (left, right, 4)):
+            both = g.new_empty((*g.shape[:dim], 2, *g.shape[dim:]))
+            to_first, to_second = both.unbind(dim)
+            if g.shape[-1] > FEW_CHANNELS:
+                _where_positive.grad_input(g, second - first, 0, grad_input=to_second)
+                torch.sub(g, to_second, out=to_first)
+            else:
+                part = _where_positive(g, second - first, 0)
+                to_second.copy_(part)
+                to_first.copy_(g.sub_(part))
+            g = both
+        return g, None
+
+
+def _halves(x: Tensor, dim: int) -> list[Tensor]:
+    """The two halves of an axis; lifted out where reading in between is slow, the runs being short."""
+    return [half if x.shape[-1] > FEW_CHANNELS else half.contiguous() for half in x.unbind(dim)]
 
 
 _where_positive = torch.ops.aten.threshold_backward  # vectorised, which `where` with a mask is not
@@ -162,15 +173,57 @@ def relu_pool(x: Tensor) -> Tensor:
     """``max_pool2d(relu(x), 2)`` of images with channels last in memory, in the faster order."""
     if x.shape[1] < MANY_CHANNELS:
         return F.relu(F.max_pool2d(x, 2))
-    out: Tensor = _ReluPool.apply(x.permute(0, 2, 3, 1))  # type: ignore[no-untyped-call]
+    n, channels, height, width = x.shape
+    squares = x.permute(0, 2, 3, 1).view(n, height // 2, 2, width // 2, 2, channels)
+    out: Tensor = _ReluPool.apply(squares, 2)  # type: ignore[no-untyped-call]
+    return out.permute(0, 3, 1, 2)
+
+
+FEW_CHANNELS = 8
+"""Up to so many a convolution's results leave most of a core's vectors empty."""
+
+
+def narrow(conv: nn.Module, x: Tensor) -> bool:
+    """Whether `conv_relu_pool` is the faster for this layer and these images."""
+    if not isinstance(conv, nn.Conv2d) or type(conv) is not nn.Conv2d or conv.out_channels > FEW_CHANNELS:
+        return False
+    if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+        return False
+    sides = [n + 2 * p - k + 1 for n, p, k in zip(x.shape[2:], conv.padding, conv.kernel_size, strict=False)]
+    return (
+        x.dim() == 4
+        and not x.requires_grad  # with respect to its images it is the slower
+        and (conv.stride, conv.dilation, conv.groups) == ((1, 1), (1, 1), 1)
+        and all(n > 0 and n % 2 == 0 for n in sides)
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and plain(x, conv.weight)
+        and not (conv._forward_hooks or conv._forward_pre_hooks)
+    )
+
+
+def conv_relu_pool(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """``max_pool2d(relu(conv(x)), 2)`` by one convolution that gives the four pixels of every square.
+
+    They become channels: four kernels, each a pixel larger and shifted, moved by two pixels. That
+    fills the vectors, and the maximum is taken over channels that lie together.
+    """
+    w, b = conv.weight, conv.bias
+    shifted = [F.pad(w, (right, 1 - right, down, 1 - down)) for down in (0, 1) for right in (0, 1)]
+    y = F.conv2d(x, weight(torch.cat(shifted)), None if b is None else b.repeat(4), 2, conv.padding)
+    n, channels, height, width = y.shape
+    squares = y.permute(0, 2, 3, 1).reshape(n, height, width, 2, 2, channels // 4)
+    out: Tensor = _ReluPool.apply(squares, 3)  # type: ignore[no-untyped-call]
     return out.permute(0, 3, 1, 2)
 
 
 def chain(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """The layers in turn; a rectifier and the pooling after it at once where nobody looks between."""
+    """The layers in turn; those that are faster at once are, where nobody looks between them."""
     i = 0
     while i < len(layers):
-        if i + 1 < len(layers) and _relu_then_pool(layers[i], layers[i + 1]) and _poolable(x):
+        if _relu_then_pool(layers[i + 1 : i + 3]) and narrow(layers[i], x):
+            x = conv_relu_pool(cast(nn.Conv2d, layers[i]), x)
+            i += 3
+        elif _relu_then_pool(layers[i : i + 2]) and _poolable(x):
             x = relu_pool(x)
             i += 2
         else:
@@ -179,7 +232,10 @@ def chain(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
     return x
 
 
-def _relu_then_pool(first: nn.Module, second: nn.Module) -> bool:
+def _relu_then_pool(layers: Sequence[nn.Module]) -> bool:
+    if len(layers) < 2:
+        return False
+    first, second = layers
     return (
         type(first) is nn.ReLU
         and type(second) is nn.MaxPool2d
