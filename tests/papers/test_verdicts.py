@@ -12,6 +12,7 @@ from fedrecall.papers.verdicts import (
     NOT_RUN,
     PARTIAL,
     REPRODUCED,
+    STAND_IN,
     WITH_SWITCH,
     best,
     gain,
@@ -100,6 +101,19 @@ def test_a_switch_that_reproduces_a_cell_is_said_to():
     assert said(low) == said(high, low) == WITH_SWITCH
     assert said(begun) == PARTIAL
     assert said(outcome(CELL, ending(52.0)), far) == REPRODUCED
+
+
+def test_a_stand_in_is_no_verdict_on_the_cell():
+    paper, switch, table13 = (
+        load_paper("fedntd"),
+        load_paper("fedntd").variant("cnn"),
+        table("fedntd/table13"),
+    )
+    cell = table13.cell("64/lda0.1", "fedalign")  # 39.31
+    run = outcome(cell, ending(39.31, rounds=25), variant=switch)
+    assert verdict(run, cell=cell, of=table13, variant=switch).word == STAND_IN
+    assert best(paper, table13, cell, Results([run])) == NOT_RUN
+    assert not CELL.changed_by(switch)  # it is for that table alone
 
 
 def test_a_level_agrees_where_the_last_rounds_swing_as_far_as_what_was_published():

@@ -63,7 +63,8 @@ within one such deviation of this mean, a cell that is not reproduced says that 
 Forgetting may be off by 0.02, which is what its two published digits and one class in ten account for.
 **Unfinished** rows were stopped early, and say after which round; the learning rate still falls and the
 model still learns until the last one, so they decide nothing. A method with the name of a **switch** behind
-it was run with another reading of what its paper leaves open (`--switch`), said above the tables. Gains are
+it was run with another reading of what its paper leaves open (`--switch`), said above the tables;
+with a **stand-in** it was run in a cheaper setup, of which only the gains compare. Gains are
 paired: the same seeds, partition and clients for both methods.
 """
 

@@ -43,9 +43,13 @@ class Variant:
     """The only algorithm it means anything to."""
     partition: str | None = None
     """The only partition it means anything to."""
+    table: str | None = None
+    """The only table it means anything to."""
+    stand_in: bool = False
+    """Whether it is no reading of the paper but a cheaper setup: its gains compare, its numbers do not."""
 
     def applies(self, config: Config) -> bool:
-        """Whether it changes anything for this config."""
+        """Whether it means anything to this config."""
         return self.algorithm in (None, config.algorithm["name"]) and self.partition in (
             None,
             config.partition["name"],
@@ -83,6 +87,13 @@ class Cell:
         if key not in _made:
             _made[key] = _config({**settings, "seed": seed})
         return _made[key]
+
+    def changed_by(self, variant: Variant) -> bool:
+        """Whether the variant is another setup than the paper's."""
+        plain = self.config()
+        if variant.table not in (None, self.table) or not variant.applies(plain):
+            return False
+        return self.config(variant=variant) != plain
 
 
 _made: dict[tuple[str, int, str | None], Config] = {}  # checking a config costs more than looking it up

@@ -202,7 +202,7 @@ def adopt(
     found = of_run(folder)
     closest: tuple[int, str] | None = None
     for cell in table.cells:
-        for variant in (None, *(v for v in variants if v.applies(cell.config()))):
+        for variant in (None, *(v for v in variants if cell.changed_by(v))):
             config = cell.config(found.seed, variant)
             if identity(config) == identity(found.config):
                 return save(found, results), found, cell

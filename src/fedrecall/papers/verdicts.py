@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fedrecall.papers.paper import Cell, Paper, Table, Variant
 from fedrecall.papers.quantities import QUANTITIES, Question
-from fedrecall.papers.results import Outcome, Results, identity
+from fedrecall.papers.results import Outcome, Results
 from fedrecall.reports.statistics import Summary, summary
 
 SPREADS = 2.0
@@ -21,6 +21,7 @@ FAILED = 10.0 + 2.0
 
 NOT_RUN, PARTIAL, REPRODUCED, NOT_REPRODUCED = "not run", "unfinished", "reproduced", "not reproduced"
 WITH_SWITCH = "reproduced with a switch"
+STAND_IN = "a stand-in"
 
 
 class Measured(NamedTuple):
@@ -88,6 +89,8 @@ def judge(
     if value is None:
         return Verdict(value, std, measured, "", None)
     allowed = tolerance(paper, quantity, std, measured.summary.std)
+    if variant is not None and variant.stand_in:
+        return Verdict(value, std, measured, STAND_IN, None)
     near = abs(measured.summary.mean - value) <= allowed
     return Verdict(value, std, measured, REPRODUCED if near else NOT_REPRODUCED, allowed)
 
@@ -130,13 +133,10 @@ def measure(
 
 def tried(paper: Paper, cell: Cell, results: Results) -> list[Variant]:
     """The switches with which the cell was run."""
-    plain = cell.config()
     return [
         v
         for v in paper.variants.values()
-        if v.applies(plain)
-        and identity(config := cell.config(variant=v)) != identity(plain)
-        and any(run.done for run in results.of(config).values())
+        if cell.changed_by(v) and any(run.done for run in results.of(cell.config(variant=v)).values())
     ]
 
 
@@ -144,7 +144,7 @@ def best(paper: Paper, table: Table, cell: Cell, results: Results) -> str:
     """What may be said of the cell's first quantity after all that was tried."""
     found = [
         judge(paper, table, cell, table.quantities[0], results, v).word
-        for v in (None, *tried(paper, cell, results))
+        for v in (None, *(v for v in tried(paper, cell, results) if not v.stand_in))
     ]
     if found[0] != REPRODUCED and REPRODUCED in found:
         return WITH_SWITCH

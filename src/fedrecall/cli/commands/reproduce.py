@@ -83,7 +83,7 @@ def reproduce_command(
     cells = chosen.choose(_split(columns), _split(methods))
     variant = paper.variant(switch) if switch is not None else None
     if variant is not None:
-        cells = [c for c in cells if variant.applies(c.config())]
+        cells = [c for c in cells if c.changed_by(variant)]
         if not cells:
             raise UserError(f"the switch {variant.name} changes nothing in these cells of {name}.")
     seeds = seeds if seeds is not None else paper.trials or 3
