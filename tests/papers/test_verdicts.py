@@ -106,7 +106,7 @@ def test_a_switch_that_reproduces_a_cell_is_said_to():
 def test_a_stand_in_is_no_verdict_on_the_cell():
     paper, switch, table13 = (
         load_paper("fedntd"),
-        load_paper("fedntd").variant("cnn"),
+        load_paper("fedntd").variant("lenet"),
         table("fedntd/table13"),
     )
     cell = table13.cell("64/lda0.1", "fedalign")  # 39.31
