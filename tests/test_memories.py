@@ -27,10 +27,6 @@ BYTES = trees.size_in_bytes(memory(0))
 TEMPLATE = memory(0)
 
 
-def absent() -> Memory:
-    raise AssertionError("the client has been visited")
-
-
 def value(m: Memory) -> int:
     assert torch.equal(m.inner["a"], torch.full((100,), float(m.count)))
     assert torch.equal(m.inner["b"], torch.full((2, 2), -float(m.count)))
@@ -46,32 +42,33 @@ def test_thousands_of_clients_do_not_sit_in_ram(tmp_path, monkeypatch):
     assert store._cached == 50 * BYTES
     assert len(list(tmp_path.iterdir())) == 2_000 - 50
     for k in (0, 1, 999, 1949, 1950, 1999):
-        assert value(store.get(k, absent)) == k
+        assert value(store.get(k)) == k
     assert len(store._cache) <= 50
 
 
 def test_a_client_has_no_memory_before_its_first_visit(tmp_path):
     store = Memories(TEMPLATE, tmp_path)
-    assert value(store.get(3, lambda: memory(7))) == 7
+    assert store.get(3) is None
     assert store.save() == {}
-    assert value(store.get(3, lambda: memory(8))) == 8  # what was not put is not kept
+    store.put(3, memory(7))
+    assert value(store.get(3)) == 7
 
 
 def test_the_least_recently_used_goes_to_disk_first(tmp_path):
     store = Memories(TEMPLATE, tmp_path, cache_bytes=2 * BYTES)
     store.put(1, memory(1))
     store.put(2, memory(2))
-    store.get(1, absent)
+    store.get(1)
     store.put(3, memory(3))
     assert [p.name[:20] for p in tmp_path.iterdir()] == ["client-000002-000001"]
-    assert value(store.get(2, absent)) == 2
+    assert value(store.get(2)) == 2
 
 
 def test_one_memory_larger_than_the_cache_still_works(tmp_path):
     store = Memories(TEMPLATE, tmp_path, cache_bytes=1)
     for k in range(3):
         store.put(k, memory(k))
-    assert [value(store.get(k, absent)) for k in range(3)] == [0, 1, 2]
+    assert [value(store.get(k)) for k in range(3)] == [0, 1, 2]
     assert len(store._cache) == 1
 
 
@@ -84,10 +81,10 @@ def test_going_back_to_a_checkpoint(tmp_path):
         store.put(k, memory(10 + k))
     other = Memories(TEMPLATE, tmp_path, cache_bytes=2 * BYTES)
     other.load(saved)
-    assert [value(other.get(k, absent)) for k in range(4)] == [0, 1, 2, 3]
-    assert value(other.get(5, lambda: memory(99))) == 99
+    assert [value(other.get(k)) for k in range(4)] == [0, 1, 2, 3]
+    assert other.get(5) is None
     store.load(saved)  # in the same process too
-    assert [value(store.get(k, absent)) for k in range(4)] == [0, 1, 2, 3]
+    assert [value(store.get(k)) for k in range(4)] == [0, 1, 2, 3]
 
 
 def test_what_is_written_after_going_back_does_not_touch_the_checkpoint(tmp_path):
@@ -101,7 +98,7 @@ def test_what_is_written_after_going_back_does_not_touch_the_checkpoint(tmp_path
     store.put(0, memory(3))
     assert store.save()["0"] not in first.values()
     store.load(first)
-    assert value(store.get(0, absent)) == 1
+    assert value(store.get(0)) == 1
 
 
 def test_versions_that_no_checkpoint_names_do_not_pile_up(tmp_path):
@@ -117,7 +114,7 @@ def test_versions_that_no_checkpoint_names_do_not_pile_up(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} >= set(saved.values())
     store.prune(set())
     assert len(list(tmp_path.iterdir())) == 3
-    assert [value(store.get(k, absent)) for k in range(3)] == [9, 9, 9]
+    assert [value(store.get(k)) for k in range(3)] == [9, 9, 9]
 
 
 def test_pruning_keeps_what_a_checkpoint_names(tmp_path):
@@ -128,7 +125,7 @@ def test_pruning_keeps_what_a_checkpoint_names(tmp_path):
     store.save()
     store.prune(set(old.values()))
     store.load(old)
-    assert value(store.get(0, absent)) == 1
+    assert value(store.get(0)) == 1
 
 
 def test_clients_that_remember_nothing_cost_nothing(tmp_path):
@@ -137,7 +134,7 @@ def test_clients_that_remember_nothing_cost_nothing(tmp_path):
 
     store = Memories(Nothing(), tmp_path)
     store.put(1, Nothing())
-    assert store.get(1, absent) == Nothing()
+    assert store.get(1) == Nothing()
     assert store.save() == {}
     assert list(tmp_path.iterdir()) == []
 
@@ -159,8 +156,8 @@ def test_a_file_of_another_structure_is_refused(tmp_path):
     other = Memories(Memory({"a": torch.zeros(100)}, torch.tensor(0)), tmp_path)
     other.load(saved)
     with pytest.raises(ValueError, match=r"client 0 has an undeclared"):
-        other.get(0, absent)
+        other.get(0)
     (tmp_path / saved["0"]).write_bytes(b"torn")
     store.load(saved)
     with pytest.raises(UserError, match=saved["0"]):
-        store.get(0, absent)
+        store.get(0)

@@ -180,7 +180,7 @@ def test_a_poisoned_client_is_left_out_of_the_round_and_named():
     # The excluded clients remember what they did before, and c is the mean of what all remember.
     mean = trees.zeros(run.server.variate)
     for k in range(6):
-        own = run.memories.get(k, lambda: None).variate
+        own = run.memories.get(k).variate
         mean = {n: m + own[n] / 6 for n, m in mean.items()}
     assert_same(run.server.variate, mean, 1e-12)
 

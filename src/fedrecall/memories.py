@@ -9,7 +9,7 @@ the content's checksum, so that the list says what the files must be.
 import re
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ class Memories:
         """Whether the algorithm's clients remember nothing."""
         return not trees.arrays(self.template)
 
-    def get(self, client: int, first: Callable[[], Any]) -> Any:
-        """A client's memory, or ``first()`` before its first visit."""
+    def get(self, client: int) -> Any:
+        """A client's memory; None before its first visit."""
         if self.empty:
             return self.template
         if client in self._cache:
@@ -57,7 +57,7 @@ class Memories:
             match = _NAME.fullmatch(name)
             flat = files.read_arrays(self.folder / name, match[2] if match else "")
             return self._keep(client, trees.restore(self.template, flat, f"memory of client {client}"))
-        return first()
+        return None
 
     def put(self, client: int, memory: Any) -> None:
         """Replace a client's memory."""

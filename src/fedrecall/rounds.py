@@ -104,7 +104,7 @@ def walk(
         jobs = []
         for g, chain in enumerate(chains):
             if link < len(chain):
-                memory = memories.get(client := chain[link], lambda: None)
+                memory = memories.get(client := chain[link])
                 jobs.append(Job(g, client, round_number, downs[g], memory))
                 bytes_down += trees.size_in_bytes(downs[g])
         for job, visit in zip(jobs, (yield jobs), strict=True):

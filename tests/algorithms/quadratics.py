@@ -94,7 +94,7 @@ class Federated:
 
     def memory(self, client: int) -> Any:
         """What a client remembers."""
-        return self.memories.get(client, lambda: self.algorithm.remember(self.server.weights))
+        return self.memories.get(client) or self.algorithm.remember(self.server.weights)
 
 
 def recipe(epochs: int, lr: float, momentum: float = 0.0) -> Recipe:

@@ -148,7 +148,7 @@ def test_gradients_under_vmap_are_those_of_each_client(case: Case):
     anchors, batches, started = [], [], []
     for client in (0, 1):
         down, memory, local, batch = moment(run, client)
-        memory = run.memories.get(client, lambda memory=memory: memory)
+        memory = run.memories.get(client) or memory
         anchors.append(algorithm.prepare(model, down, memory, local))
         batches.append(batch._replace(mask=torch.ones_like(batch.y, dtype=torch.bool)))
         noise = torch.Generator().manual_seed(client)
@@ -243,7 +243,7 @@ def test_the_teacher_is_in_evaluation_mode_with_its_own_statistics(case: Case):
 
     def loss(teacher_buffers: Any, student_buffers: Any) -> tuple[float, Any]:
         sent = down._replace(weights=down.weights._replace(buffers=teacher_buffers))
-        memory = run.memories.get(0, lambda: run.algorithm.remember(sent.weights))
+        memory = run.memories.get(0) or run.algorithm.remember(sent.weights)
         anchor = run.algorithm.prepare(run.model, sent, memory, local)
         student = run.model.student(student_buffers, torch.tensor(0))
         shaken = {n: p * 1.1 + 0.02 for n, p in down.weights.params.items()}

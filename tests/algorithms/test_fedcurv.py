@@ -24,7 +24,7 @@ def test_gradient_is_that_of_the_direct_sum():
     for k in (1, 4, 5):  # seen three times, once, never
         local = run.federation.client(k)
         batch = next(iter(local.batches(5)))
-        memory = run.memories.get(k, lambda: run.algorithm.remember(run.server.weights))
+        memory = run.memories.get(k) or run.algorithm.remember(run.server.weights)
         down = run.algorithm.broadcast(run.model, run.server, None)
         anchor = run.algorithm.prepare(run.model, down, memory, local)
         found = torch.autograd.grad(run.algorithm.loss(student, params, anchor, batch), list(params.values()))
@@ -41,7 +41,7 @@ def test_the_server_holds_the_latest_of_everyone_in_chains_too():
     run = experiment("fedcurv", sample=5, chains=2)
     run.run()
     seen = {k for r in run.history for chain in r["chains"] for k in chain}
-    own = [run.memories.get(k, lambda: None).own for k in sorted(seen)]
+    own = [run.memories.get(k).own for k in sorted(seen)]
     for part in ("importance", "weighted"):
         total = {n: sum(getattr(o, part)[n] for o in own) for n in getattr(own[0], part)}
         assert_same(getattr(run.server.all, part), total, 1e-12)

@@ -108,7 +108,7 @@ def test_dynamic_local_objective_against_its_formula():
     run = experiment("feddyn:alpha=0.3", rounds=2)
     run.run()
     model, server = run.model, run.server
-    memory = run.memories.get(run.history[-1]["chains"][0][0], lambda: None)
+    memory = run.memories.get(run.history[-1]["chains"][0][0])
     batch = next(iter(run.federation.client(0).batches(9)))
     down = run.algorithm.broadcast(model, server, None)
     anchor = run.algorithm.prepare(model, down, memory, run.federation.client(0))

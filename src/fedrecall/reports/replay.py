@@ -7,7 +7,6 @@ them, always on this machine's CPU.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -91,8 +90,7 @@ class Stage:
 
     def _given(self, client: int) -> tuple[Any, Any]:
         down = self.algorithm.broadcast(self.model, self.server, self.federation.auxiliary)
-        first = partial(self.algorithm.remember, down.weights)
-        return down, self.memories.get(client, first)
+        return down, self.memories.get(client)
 
 
 def stage(
