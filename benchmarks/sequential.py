@@ -63,8 +63,15 @@ def played(folder: Path) -> int:
 
 
 def collect(runs: Path) -> Path:
-    """Write the curves of every run in the folder, and what they were made with, into one file."""
+    """Write the curves of every run in the folder, and what they were made with, into one file.
+
+    Runs that are not in the folder, of another machine or another day, stay in the file as they are.
+    """
+    path = RESULTS / f"{runs.name}.json"
     curves, made = {}, {}
+    if path.exists():
+        before = read_json(path)
+        curves, made = before["curves"], before["made"]
     for folder in sorted(p.parent for p in runs.glob("*/config.json")):
         records = list(read_metrics(folder / "metrics.jsonl"))
         if not records:
@@ -84,9 +91,8 @@ def collect(runs: Path) -> Path:
         }
         start = read_json(folder / "made.json")[-1]
         made = {k: start[k] for k in ("versions", "cpu", "gpu", "threads", "git", "started")}
-    path = RESULTS / f"{runs.name}.json"
     # One number a line would be thousands of lines.
-    text = json.dumps({"training": TRAINING, "made": made, "curves": curves})
+    text = json.dumps({"training": TRAINING, "made": made, "curves": dict(sorted(curves.items()))})
     write(path, (text.replace('}, "', '},\n"').replace('], "', '],\n"') + "\n").encode())
     return path
 

@@ -114,9 +114,10 @@ def measure(
                     runs / ("test" if test else "select") / setting / name.replace(" ", "-") / f"seed{seed}"
                 )
                 result = Experiment(made, folder, resume=True, dataset=data).run()
-                found[setting].setdefault(name, []).append(result.accuracy)
+                accuracy = result.history[made.rounds - 1]["accuracy"]  # it may have gone further before
+                found[setting].setdefault(name, []).append(accuracy)
                 print(
-                    f"{'test' if test else 'held out'} {setting} {name} seed {seed}: {result.accuracy:.2%}",
+                    f"{'test' if test else 'held out'} {setting} {name} seed {seed}: {accuracy:.2%}",
                     flush=True,
                 )
     return found

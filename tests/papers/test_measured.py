@@ -35,7 +35,7 @@ def test_a_block_has_each_run_once_and_what_was_not_run_folded(tmp_path):
     cell = table("fedntd/table1").cell("cifar10/shard2", "scaffold")
     save(outcome(cell, [30.0, 31.0]), tmp_path)
     shown, hidden = block(["scaffold"], Results.load(tmp_path)).split("<details>")
-    assert "| fedntd/table1 | cifar10/shard2 | scaffold | 44.60 ± 2.24; F 0.53 | 31.00; " in shown
+    assert "| fedntd/table1 | cifar10/shard2 | scaffold | 44.60 ± 2.24; F 0.53 | 30.40; " in shown
     assert "| not run |" not in shown
     assert "| fedntd/table1 | cifar10/shard2 |" not in hidden
     assert "| fedntd/table1 | cifar10/lda0.1 | scaffold | 23.12 ± 0.55; F 0.74 |" in hidden

@@ -5,7 +5,7 @@ import math
 import pytest
 from tests.papers.outcomes import outcome
 
-from fedrecall.papers import load_paper, table
+from fedrecall.papers import PAPERS, load_paper, table
 from fedrecall.papers.results import Results
 from fedrecall.papers.verdicts import (
     NOT_REPRODUCED,
@@ -31,7 +31,7 @@ def verdict(*runs, cell=CELL, quantity="accuracy", of=TABLE1, variant=None):
 
 
 def ending(*last, rounds=200):
-    return [10.0] * (rounds - len(last)) + list(last)
+    return [last[0]] * (rounds - len(last)) + list(last)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,8 @@ def test_unfinished_runs_decide_nothing_and_are_compared_at_their_last_common_ro
     assert v.word == PARTIAL
     assert v.within is None
     assert (v.measured.rounds, v.measured.complete) == (2, False)
-    assert v.measured.summary.mean == pytest.approx(32.0)
+    # FedNTD's authors report a moving average: 0.6 of what it was, 0.4 of the new round.
+    assert v.measured.summary.mean == pytest.approx((0.6 * 20 + 0.4 * 30 + 0.6 * 22 + 0.4 * 34) / 2)
 
 
 def test_a_finished_run_is_not_averaged_with_an_unfinished_one():
@@ -173,7 +174,7 @@ def test_gains_are_paired_by_seed_at_the_last_common_round():
     ]
     g = gain(TABLE1, CELL, Results(runs))
     assert g.published == pytest.approx(52.61 - 40.14)
-    assert g.measured.mean == pytest.approx((5 + 7) / 2)
+    assert g.measured.mean == pytest.approx(0.6 * (9 + 10) / 2 + 0.4 * (5 + 7) / 2)  # of moving averages
     assert (g.measured.n, g.rounds) == (2, 2)
     assert gain(TABLE1, BASE, Results(runs)) is None
     assert gain(TABLE1, CELL, Results(runs[:1])) is None
@@ -204,7 +205,52 @@ def test_rounds_to_the_baselines_accuracy_are_those_of_the_same_seed():
         quantity="rounds_to_baseline",
         of=t,
     )
-    assert v.word == NOT_RUN  # it never got there
+    assert (v.word, v.measured.text(0), v.difference) == (NOT_REPRODUCED, "never with 1 of 1 seeds", None)
+    # One seed that got there does not speak for two that did not.
+    runs = [
+        outcome(c, curve, seed=s)
+        for s in range(3)
+        for c, curve in ((mine, [5.0] * 100), (base, [20.0] * 100))
+    ]
+    runs[0] = outcome(mine, climbing)
+    v = verdict(*runs, cell=mine, quantity="rounds_to_baseline", of=t)
+    assert (v.word, v.measured.text(0)) == (NOT_REPRODUCED, "never with 2 of 3 seeds")
+    begun = [outcome(mine, [5.0] * 9), outcome(base, [20.0] * 9)]
+    v = verdict(*begun, cell=mine, quantity="rounds_to_baseline", of=t)
+    assert (v.word, v.measured.text(0)) == (PARTIAL, "not yet")
+
+
+def test_failed_seeds_count():
+    scaffold, failing = (TABLE1.cell(c, "scaffold") for c in ("cifar10/shard2", "cifar10/lda0.05"))
+    assert failing.failed
+    for cell, word in ((scaffold, NOT_REPRODUCED), (failing, REPRODUCED)):
+        runs = [
+            outcome(cell, ending(44.6), seed=2),
+            *(outcome(cell, [9.0], seed=s, failed="NaN") for s in (0, 1)),
+        ]
+        v = verdict(*runs, cell=cell)
+        assert (v.word, v.failed, v.measured.summary.n) == (word, 2, 1)
+    runs = [outcome(failing, ending(44.6), seed=s) for s in (1, 2)] + [outcome(failing, [9.0], failed="NaN")]
+    assert verdict(*runs, cell=failing).word == NOT_REPRODUCED
+
+
+def test_a_switch_for_one_method_leaves_the_baseline_as_it_is():
+    tried_out = 0
+    for paper in map(load_paper, PAPERS):
+        for t in paper.tables.values():
+            for v in paper.variants.values():
+                for cell in (c for c in t.cells if c.changed_by(v) and c.method != t.baseline):
+                    runs = [outcome(cell, [20.0, 30.0], variant=v)]
+                    if t.baseline is not None:
+                        base = t.cell(cell.column, t.baseline)
+                        runs.append(outcome(base, [10.0, 20.0], variant=v if base.changed_by(v) else None))
+                        found = gain(t, cell, Results(runs), v)
+                        assert (found is None) == (cell.published.get("accuracy") is None), (cell.key, v.name)
+                    for quantity in t.quantities:
+                        verdict(*runs, cell=cell, quantity=quantity, of=t, variant=v)
+                    tried_out += 1
+                    break  # one cell of every table and switch
+    assert tried_out > 50
 
 
 def test_speed_up_is_the_ratio_of_training_seconds_to_the_target():
@@ -217,6 +263,11 @@ def test_speed_up_is_the_ratio_of_training_seconds_to_the_target():
     v = verdict(*runs, cell=mine, quantity="speedup", of=t)
     assert v.measured.summary.mean == pytest.approx(10 / 4)
     assert v.word == REPRODUCED
+    never = outcome(mine, [50.0] * 1000, seconds=[2.0] * 1000)
+    assert verdict(never, runs[1], cell=mine, quantity="speedup", of=t).word == NOT_REPRODUCED
+    gone = outcome(everyone, [30.0, 59.9, 60.0], seconds=[3.0, 3.0, 4.0], failed="NaN")
+    assert verdict(runs[0], gone, cell=mine, quantity="speedup", of=t).word == NOT_RUN
+    assert verdict(runs[1], cell=everyone, quantity="speedup", of=t).word == ""  # nothing is published of it
 
 
 def test_alignment_is_read_from_the_last_rounds_measure():

@@ -6,10 +6,14 @@ import shlex
 import numpy as np
 import pytest
 from PIL import Image
+from tools.docs import MEASURES, with_commands
 
 import fedrecall
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import accuracy, class_accuracy, consistency, evaluate, in_local
+from fedrecall.models.networks import MODELS
 from fedrecall.reports.figures import FIGURES, draw
 from fedrecall.reports.gallery import PICTURES, RUNS
 from fedrecall.reports.replay import stage
@@ -263,7 +267,20 @@ def test_a_figure_says_what_it_needs(name):
     assert cls.caption
     assert cls.needs
     for command in cls.commands:
-        assert shlex.split(command)[:2] == ["fedrecall", "run"]
+        words = shlex.split(command.partition(", drawn with")[0].partition(" and, one at a time")[0])
+        assert words[:2] == ["fedrecall", "run"]
+        options = dict(zip(words[2::2], words[3::2], strict=True))
+        for option, registry in (("algorithm", ALGORITHMS), ("partition", PARTITIONS), ("model", MODELS)):
+            for spec in options.get(f"--{option}", "").strip("[]").split("|"):
+                if spec:
+                    registry.make(spec)  # it can be run
+        if "lenet_cifar" in words or "alexnet8" in words or "fedseq" in words:
+            assert "--augmentation" in words  # the default is FedNTD's, with Cutout
+
+
+def test_the_page_lists_every_figures_runs():
+    text = MEASURES.read_text()
+    assert with_commands(text) == text, "run: make docs"
 
 
 def test_a_missing_measure_is_named(runs, out):

@@ -21,16 +21,17 @@ HEAD = ("table", *MEASURED)
 
 
 def block(names: Sequence[str], results: Results) -> str:
-    """The cells of these algorithms, those that share their runs once: measured ones, then the others."""
+    """The cells of these algorithms, once what shares runs and numbers: measured ones, then the others."""
     rows: dict[bool, list[list[str]]] = {True: [], False: []}  # by whether they were run
-    seen: set[str] = set()
+    seen: set[object] = set()
     for name in PAPERS:
         paper = load_paper(name)
         for table in paper.tables.values():
             for cell in table.cells:
                 config = cell.config()
-                if config.algorithm["name"] in names and identity(config) not in seen:
-                    seen.add(identity(config))
+                said = identity(config), tuple((q, p.value) for q, p in cell.published.items())
+                if config.algorithm["name"] in names and said not in seen:
+                    seen.add(said)
                     for row in measured_rows(paper, table, cell, results):
                         rows[row[-1] != NOT_RUN].append([f"{name}/{table.name}", *row])
     if not seen:

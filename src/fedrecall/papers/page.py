@@ -51,8 +51,10 @@ each run) and the papers' own numbers in `src/fedrecall/papers/`; a test compare
     fedrecall reproduce fedntd/table1 --columns cifar10/shard2 --methods fedavg,fedntd --seeds 3
     fedrecall list papers
 
-Accuracies are those of the last round on the whole test split, in percent, with the standard deviation
-over seeds where there are several; F is forgetting. A cell is **reproduced** when all of the paper's rounds
+Accuracies are those of the last round on the whole test split, in percent (FedNTD's are a moving average
+over rounds, which is what its authors report), with the standard deviation over seeds where there are
+several; F is forgetting.
+A cell is **reproduced** when all of the paper's rounds
 were played and the mean lies within {SPREADS:g} standard deviations, the larger of the published one and
 ours; where the paper gives none, the median of those it gives elsewhere, or {UNKNOWN_STD:g} point if it gives
 none at all.
@@ -217,7 +219,7 @@ def _row(paper: Paper, table: Table, cell: Cell, results: Results, variant: Vari
         rounds,
         _level(cell, results, variant) if "accuracy" in table.quantities else "",
         "; ".join(_difference(v, q) for q, v in verdicts.items() if v.difference is not None),
-        _words(verdicts) + _but(cell, verdicts, results, variant),
+        _words(verdicts) + _but(cell, verdicts, results, variant) + _failed(first),
     ]
 
 
@@ -234,6 +236,14 @@ def _but(cell: Cell, verdicts: dict[str, Verdict], results: Results, variant: Va
     if v is None or v.word != NOT_REPRODUCED or not level_agrees(cell, results, variant):
         return ""
     return " (its level agrees)"
+
+
+def _failed(v: Verdict) -> str:
+    return (
+        f" ({v.failed} of {v.failed + (v.measured.summary.n if v.measured else 0)} failed)"
+        if v.failed
+        else ""
+    )
 
 
 def _short(quantity: str) -> str:
@@ -257,8 +267,8 @@ def _published(cell: Cell, quantity: str) -> str:
 
 def _measured(v: Verdict, quantity: str) -> str:
     if v.measured is None:
-        return "failed" if v.word in (REPRODUCED, NOT_REPRODUCED) else ""
-    return _named(quantity, v.measured.summary.text(digits=QUANTITIES[quantity].digits))
+        return "failed" if v.failed and quantity == "accuracy" else ""
+    return _named(quantity, v.measured.text(QUANTITIES[quantity].digits))
 
 
 def _difference(v: Verdict, quantity: str) -> str:

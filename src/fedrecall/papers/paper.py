@@ -39,6 +39,7 @@ class Variant:
     name: str
     about: str
     settings: Settings
+    """What it sets; ``=augmentation`` is what the cell has for ``augmentation``."""
     algorithm: str | None = None
     """The only algorithm it means anything to."""
     partition: str | None = None
@@ -80,7 +81,10 @@ class Cell:
 
     def config(self, seed: int = 0, variant: Variant | None = None, **changes: Any) -> Config:
         """The paper's setup with this seed; ``changes`` are plain config values."""
-        settings = self.settings | (variant.settings if variant else {})
+        settings = self.settings | {
+            key: self.settings[value[1:]] if isinstance(value, str) and value.startswith("=") else value
+            for key, value in (variant.settings if variant else {}).items()
+        }
         if changes:
             return _config({**settings, **changes, "seed": seed})
         key = self.key, seed, variant.name if variant else None
@@ -94,6 +98,10 @@ class Cell:
         if variant.table not in (None, self.table) or not variant.applies(plain):
             return False
         return self.config(variant=variant) != plain
+
+    def config_with(self, variant: Variant | None) -> Config:
+        """The setup with the variant, or the paper's where the variant changes nothing."""
+        return self.config(variant=variant if variant is not None and self.changed_by(variant) else None)
 
 
 _made: dict[tuple[str, int, str | None], Config] = {}  # checking a config costs more than looking it up
@@ -118,6 +126,10 @@ class Table:
     """Rounds of the paper, the most of any column."""
     figure: str | None
     """What draws it, if it is a figure."""
+    smoothing: float
+    """Weight of the rounds before in the moving average that it reports as accuracy; 0: the last round's."""
+    of_something_else: frozenset[str]
+    """Quantities that the paper gives of something that its own setup does not have."""
     rows: Mapping[str, Sequence[float]]
     """Published numbers that no run can be compared with cell by cell."""
 
@@ -238,6 +250,8 @@ def _table(paper: str, name: str, given: Mapping[str, Any], held: Mapping[str, A
         baseline=given.get("baseline"),
         rounds=max(c.settings["rounds"] for c in cells),
         figure=given.get("figure"),
+        smoothing=held.get("smoothing", 0.0),
+        of_something_else=frozenset(given.get("of_something_else", ())),
         rows=given.get("rows", {}),
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ class Question(NamedTuple):
     """The run of the table's baseline with the same seed."""
     target: float | None
     """The column's target accuracy in percent."""
+    smoothing: float = 0.0
+    """Weight of the rounds before in the moving average that the paper reports as accuracy."""
 
 
 class Quantity(NamedTuple):
@@ -35,7 +38,15 @@ class Quantity(NamedTuple):
 
 
 def _accuracy(q: Question) -> float | None:
-    return 100 * q.run.accuracy[q.at - 1]
+    return 100 * smoothed(q.run.accuracy[: q.at], q.smoothing)
+
+
+def smoothed(values: Sequence[float], weight: float) -> float:
+    """The last value of an exponential moving average; without weight, of the values themselves."""
+    mean = values[0]
+    for value in values[1:]:
+        mean = weight * mean + (1 - weight) * value
+    return mean
 
 
 def _forgetting(q: Question) -> float | None:
@@ -60,10 +71,15 @@ def first_round(accuracy: list[float], target: float) -> int | None:
     return next((i for i, a in enumerate(accuracy, start=1) if a >= target), None)
 
 
+NEVER = math.inf
+"""What was to be reached was not, in all rounds that were played."""
+
+
 def _rounds_to_baseline(q: Question) -> float | None:
-    if q.baseline is None or q.baseline.done < q.at:
+    if q.baseline is None or q.baseline.done < q.at or q.baseline.failed is not None:
         return None
-    return first_round(q.run.accuracy[: q.at], q.baseline.accuracy[q.at - 1])
+    found = first_round(q.run.accuracy[: q.at], q.baseline.accuracy[q.at - 1])
+    return NEVER if found is None else found
 
 
 def seconds_to(run: Outcome, target: float) -> float | None:
@@ -73,10 +89,12 @@ def seconds_to(run: Outcome, target: float) -> float | None:
 
 
 def _speedup(q: Question) -> float | None:
-    if q.baseline is None or q.target is None:
+    if q.baseline is None or q.target is None or q.baseline.failed is not None:
         return None
     mine, others = seconds_to(q.run, q.target / 100), seconds_to(q.baseline, q.target / 100)
-    return others / mine if mine and others else None
+    if not others:
+        return None
+    return others / mine if mine else NEVER
 
 
 QUANTITIES = {

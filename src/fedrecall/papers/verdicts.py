@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from fedrecall.papers.paper import Cell, Paper, Table, Variant
-from fedrecall.papers.quantities import QUANTITIES, Question
+from fedrecall.papers.quantities import NEVER, QUANTITIES, Question, smoothed
 from fedrecall.papers.results import Outcome, Results
 from fedrecall.reports.statistics import Summary, summary
 
@@ -33,6 +34,14 @@ class Measured(NamedTuple):
     """After which all of these runs were asked."""
     complete: bool
     """Whether these are all of the paper's rounds."""
+    never: int = 0
+    """Seeds that did not come to what was to be reached."""
+
+    def text(self, digits: int) -> str:
+        """The mean with its spread, or that there is none."""
+        if self.never:
+            return f"never with {self.never} of {self.summary.n} seeds" if self.complete else "not yet"
+        return self.summary.text(digits=digits)
 
 
 class Verdict(NamedTuple):
@@ -44,11 +53,13 @@ class Verdict(NamedTuple):
     word: str
     allowed: float | None
     """How far off still counts as reproduced."""
+    failed: int = 0
+    """Seeds whose run failed."""
 
     @property
     def difference(self) -> float | None:
         """Measured minus published, after all rounds or not."""
-        if self.published is None or self.measured is None:
+        if self.published is None or self.measured is None or not math.isfinite(self.measured.summary.mean):
             return None
         return self.measured.summary.mean - self.published
 
@@ -76,23 +87,27 @@ def judge(
     value = published.value if published else None
     std = published.std if published else None
     measured = measure(table, cell, quantity, results, variant)
+    failed = sum(run.failed is not None for run in results.of(cell.config(variant=variant)).values())
+
+    def said(word: str, allowed: float | None = None) -> Verdict:
+        return Verdict(value, std, measured, word, allowed, failed)
+
+    if quantity == "accuracy" and failed:
+        came_through = measured.summary.n if measured is not None else 0
+        return said(REPRODUCED if cell.failed and failed >= came_through else NOT_REPRODUCED)
     if measured is None:
-        failed = _failure(cell, results, variant)
-        if failed is not None and quantity == "accuracy":
-            return Verdict(value, std, None, REPRODUCED if cell.failed else NOT_REPRODUCED, None)
-        return Verdict(value, std, None, NOT_RUN, None)
+        return said(NOT_RUN)
     if not measured.complete:
-        return Verdict(value, std, measured, PARTIAL, None)
+        return said(PARTIAL)
     if cell.failed and quantity == "accuracy":
-        word = REPRODUCED if measured.summary.mean <= FAILED else NOT_REPRODUCED
-        return Verdict(value, std, measured, word, None)
+        return said(REPRODUCED if measured.summary.mean <= FAILED else NOT_REPRODUCED)
     if value is None:
-        return Verdict(value, std, measured, "", None)
+        return said("")
+    if quantity in table.of_something_else or (variant is not None and variant.stand_in):
+        return said(STAND_IN)
     allowed = tolerance(paper, quantity, std, measured.summary.std)
-    if variant is not None and variant.stand_in:
-        return Verdict(value, std, measured, STAND_IN, None)
     near = abs(measured.summary.mean - value) <= allowed
-    return Verdict(value, std, measured, REPRODUCED if near else NOT_REPRODUCED, allowed)
+    return said(REPRODUCED if near else NOT_REPRODUCED, allowed)
 
 
 def tolerance(paper: Paper, quantity: str, published: float | None, ours: float | None) -> float:
@@ -117,18 +132,20 @@ def measure(
     at = config.rounds if complete else min(r.done for r in used.values())
     others: Mapping[int, Outcome] = {}
     if table.baseline is not None:
-        others = results.of(table.cell(cell.column, table.baseline).config(variant=variant))
+        others = results.of(table.cell(cell.column, table.baseline).config_with(variant))
     kind = QUANTITIES[quantity]
     values = {}
     for seed, run in used.items():
         if not kind.follows_curve and run.done != at:
             continue
-        found = kind.of(Question(run, at, others.get(seed), cell.target))
+        found = kind.of(Question(run, at, others.get(seed), cell.target, table.smoothing))
         if found is not None:
             values[seed] = float(found)
     if not values:
         return None
-    return Measured(summary(list(values.values())), tuple(values), at, bool(complete))
+    never = sum(v == NEVER for v in values.values())
+    over = Summary(NEVER, None, len(values)) if never else summary(list(values.values()))
+    return Measured(over, tuple(values), at, bool(complete), never)
 
 
 def tried(paper: Paper, cell: Cell, results: Results) -> list[Variant]:
@@ -180,21 +197,23 @@ def gain(table: Table, cell: Cell, results: Results, variant: Variant | None = N
     if mine is None or theirs is None:
         return None
     config = cell.config(variant=variant)
-    runs, others = (_alive(results.of(c)) for c in (config, base.config(variant=variant)))
+    runs, others = (_alive(results.of(c)) for c in (config, base.config_with(variant)))
     seeds = sorted(runs.keys() & others.keys())
     if not seeds:
         return None
     whole = [s for s in seeds if min(runs[s].done, others[s].done) >= config.rounds]
     seeds = whole or seeds
     at = config.rounds if whole else min(min(runs[s].done, others[s].done) for s in seeds)
-    found = [100 * (runs[s].accuracy[at - 1] - others[s].accuracy[at - 1]) for s in seeds]
+    found = [
+        100
+        * (
+            smoothed(runs[s].accuracy[:at], table.smoothing)
+            - smoothed(others[s].accuracy[:at], table.smoothing)
+        )
+        for s in seeds
+    ]
     return Gain(mine - theirs, summary(found), at)
 
 
 def _alive(runs: Mapping[int, Outcome]) -> dict[int, Outcome]:
     return {s: r for s, r in runs.items() if r.done and r.failed is None}
-
-
-def _failure(cell: Cell, results: Results, variant: Variant | None) -> str | None:
-    runs = results.of(cell.config(variant=variant)).values()
-    return next((r.failed for r in runs if r.failed is not None), None)

@@ -1,5 +1,6 @@
 """`fedrecall reproduce`: a paper's table or figure, published beside measured; `fedrecall list papers`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +16,8 @@ from fedrecall.papers import PAPERS, Cell, Table, load_paper, table
 from fedrecall.papers.paper import Variant
 from fedrecall.papers.quantities import QUANTITIES
 from fedrecall.papers.reproduction import adopt, carry_out, plan
-from fedrecall.papers.results import FOLDER, Results, run_folder
-from fedrecall.papers.verdicts import NOT_RUN, Verdict, gain, judge
+from fedrecall.papers.results import FOLDER, Results, of_run, run_folder
+from fedrecall.papers.verdicts import Verdict, gain, judge
 
 RUNS = Path("runs/reproduction")
 
@@ -116,7 +117,7 @@ def reproduce_command(
     if left_out and len(left_out) == len({str(p.config.dataset) for p in plans}):
         raise UserError("no data set that this needs could be had.")
     if chosen.figure is not None and seeds:
-        _draw(chosen, cells, out_, variant)
+        _draw(chosen, cells, out_, variant, {"precision": precision})
 
 
 def comparison(chosen: Table, cells: list[Cell], results: Results, variant: Variant | None = None) -> Shown:
@@ -142,9 +143,9 @@ def comparison(chosen: Table, cells: list[Cell], results: Results, variant: Vari
                 f"{v.measured.rounds} of {cell.settings['rounds']}" if v.measured else "",
                 difference_text(v, quantity),
                 {True: "yes", False: "no", None: ""}[v.within],
-                v.word,
+                v.word + (f" ({v.failed} failed)" if v.failed else ""),
             )
-        g = gain(chosen, cell, results) if variant is None else None
+        g = gain(chosen, cell, results, variant)
         if g is not None:
             text = f"{g.measured.mean:+.2f} at round {g.rounds}"
             shown.add_row(cell.column, cell.method, f"over {chosen.baseline}", f"{g.published:+.2f}", text)
@@ -165,8 +166,8 @@ def published_text(cell: Cell, quantity: str) -> str:
 def measured_text(v: Verdict, quantity: str) -> str:
     """Our number with its spread."""
     if v.measured is None:
-        return "" if v.word == NOT_RUN else "failed"
-    return v.measured.summary.text(digits=QUANTITIES[quantity].digits)
+        return "failed" if v.failed else ""
+    return v.measured.text(QUANTITIES[quantity].digits)
 
 
 def difference_text(v: Verdict, quantity: str) -> str:
@@ -226,11 +227,25 @@ def _explain_figure(name: str) -> None:
     _say(f"and draw it with: fedrecall figure {name} RUN ...")
 
 
-def _draw(chosen: Table, cells: list[Cell], out_: Path, variant: Variant | None) -> None:
+def _draw(
+    chosen: Table, cells: list[Cell], out_: Path, variant: Variant | None, how: Mapping[str, Any]
+) -> None:
     from fedrecall.reports.figures import draw
 
-    folders = [run_folder(c.config(0, variant), out_) for c in cells]
-    drawn = draw(str(chosen.figure), [f for f in folders if (f / "config.json").exists()], out_ / "figures")
+    folders = [run_folder(c.config(0, variant, **how), out_) for c in cells]
+    folders = [f for f in folders if (f / "config.json").exists()]
+    if not folders:
+        _say(f"no figure: there is no run folder of seed 0 under {out_}.")
+        return
+    for folder in folders:
+        done = of_run(folder).done
+        if done > chosen.rounds:
+            _say(
+                f"no figure: it is of a model of {chosen.rounds} rounds, and {folder} has gone on to {done};"
+                " make it in a folder of its own (--out)."
+            )
+            return
+    drawn = draw(str(chosen.figure), folders, out_ / "figures")
     for path in drawn.files:
         _say(f"figure: {path}")
 

@@ -11,7 +11,14 @@ from fedrecall.reports.figures.quantities import QUANTITIES, over_seeds
 from fedrecall.reports.runs import Run, arrange
 
 _NTD = "fedrecall run --dataset cifar10 --model cnn --clients 100 --sample 10 --rounds 200"
-_SSD = "fedrecall run --dataset cifar10 --rounds 100 --local-epochs 10 --batch-size 64 --lr-decay 1"
+_SSD = (
+    "fedrecall run --dataset cifar10 --model lenet_cifar --partition dirichlet:0.5 --rounds 100 "
+    "--batch-size 64 --lr-decay 1 --augmentation crop+flip"
+)
+_ALIGN = (
+    "fedrecall run --dataset cifar10 --model resnet56 --sample 16 --rounds 25 --local-epochs 20 "
+    "--batch-size 64 --lr-decay 1 --weight-decay 1e-4 --augmentation crop+flip"
+)
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,9 @@ class Global(Curves):
     rows: ClassVar[tuple[str, ...]] = ("accuracy",)
     caption: ClassVar[str] = "Accuracy of the global model, a column for every setup."
     commands: ClassVar[tuple[str, ...]] = (
-        f"{_SSD} --algorithm [fedavg|fedprox|moon|fedssd] --partition dirichlet:0.5 --model lenet_cifar "
+        f"{_ALIGN} --algorithm [fedavg|fedalign|fedntd] --partition [lda:0.05|lda:0.1|lda:0.5] "
+        "--clients [16|64]",
+        f"{_SSD} --algorithm [fedavg|fedprox|moon|fedssd] --local-epochs 10 --auxiliary-per-class 64 "
         "--clients 100 --sample [10|20]",
     )
 
@@ -121,6 +130,8 @@ class GlobalAndLocalAverage(Curves):
         "set (bottom): what the second lacks, local training forgot."
     )
     commands: ClassVar[tuple[str, ...]] = (
-        f"{_SSD} --algorithm [fedavg|fedlsd|fedcad|fedssd] --partition dirichlet:0.5 --model lenet_cifar "
-        "--clients 10 --sample 10 --auxiliary-per-class 64 --measure locals",
+        f"{_SSD} --algorithm [fedavg|fedprox|fedlsd|fedcad] --local-epochs 5 --clients 10 --sample 10 "
+        "--auxiliary-per-class 64 --measure locals",
+        f"{_SSD} --algorithm [fedavg|fedprox|moon|fedssd] --local-epochs 10 --clients 10 --sample 10 "
+        "--auxiliary-per-class 64 --measure locals",
     )

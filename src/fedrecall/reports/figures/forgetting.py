@@ -77,7 +77,8 @@ class Forgetting(Figure):
     )
     needs: ClassVar[str] = "runs of one algorithm with two or more partitions"
     commands: ClassVar[tuple[str, ...]] = (
-        f"{_NTD} --algorithm fedavg --partition [iid|lda:0.5|lda:0.1|lda:0.05|shards:10|shards:5|shards:2]",
+        f"{_NTD} --lr-decay 1 --algorithm fedavg "
+        "--partition [iid|lda:0.5|lda:0.1|lda:0.05|shards:10|shards:5|shards:2]",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
@@ -258,7 +259,7 @@ class GlobalAgainstLocal(Figure):
     commands: ClassVar[tuple[str, ...]] = (
         "fedrecall run --dataset cifar10 --model lenet_cifar --algorithm fedavg --clients 10 "
         "--sample 10 --rounds 100 "
-        "--local-epochs 10 --batch-size 64 --lr-decay 1 --partition "
+        "--local-epochs 10 --batch-size 64 --lr-decay 1 --augmentation crop+flip --partition "
         "[iid|dirichlet:0.5|classes:3|classes:2] --measure locals",
     )
 

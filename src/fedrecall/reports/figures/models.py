@@ -60,9 +60,9 @@ class LossSpace(Figure):
     )
     needs: ClassVar[str] = "a finished run of each algorithm (its checkpoint is used)"
     commands: ClassVar[tuple[str, ...]] = (
-        "fedrecall run --dataset cifar10 --model cnn --clients 16 --sample 16 --partition lda:0.5 "
-        "--rounds 100 "
-        "--local-epochs 20 --algorithm [fedavg|fedntd]",
+        "fedrecall run --dataset cifar10 --model resnet56 --clients 16 --sample 16 --partition lda:0.5 "
+        "--rounds 25 --local-epochs 20 --batch-size 64 --lr-decay 1 --weight-decay 1e-4 "
+        "--augmentation crop+flip --algorithm [fedavg|fedntd]",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:

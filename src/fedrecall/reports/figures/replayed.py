@@ -99,7 +99,8 @@ class SpecialConfusion(Figure):
     needs: ClassVar[str] = "one run, best of fedavg for ten rounds (its checkpoint is used)"
     commands: ClassVar[tuple[str, ...]] = (
         "fedrecall run --dataset cifar10 --model lenet_cifar --algorithm fedavg --partition dirichlet:0.5 "
-        "--clients 10 --sample 10 --rounds 10 --batch-size 64 --local-epochs 10 --auxiliary-per-class 64",
+        "--clients 10 --sample 10 --rounds 10 --batch-size 64 --local-epochs 5 --lr-decay 1 "
+        "--augmentation crop+flip --auxiliary-per-class 64",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:

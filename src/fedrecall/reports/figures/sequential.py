@@ -28,8 +28,8 @@ from fedrecall.specs import AT_LEAST_ONE
 
 _SFED = (
     "fedrecall run --dataset cifar10 --model alexnet8 --clients 100 --sample 10 --rounds 1000 "
-    "--local-epochs 5 "
-    "--batch-size 64 --lr 0.01 --lr-decay 1 --momentum 0 --weight-decay 1e-4 --partition exdir:2,0.5"
+    "--local-epochs 5 --batch-size 64 --lr 0.01 --lr-decay 1 --momentum 0 --weight-decay 1e-4 "
+    "--augmentation none --partition exdir:2,0.5"
 )
 
 
@@ -55,8 +55,7 @@ class SequentialForgetting(Figure):
     needs: ClassVar[str] = "runs of one sequential algorithm with two or more partitions"
     commands: ClassVar[tuple[str, ...]] = (
         "fedrecall run --dataset cifar10 --model cnn --algorithm fedseq --clients 10 --sample 10 "
-        "--rounds 10 "
-        "--batch-size 64 --lr-decay 1 --momentum 0 --weight-decay 1e-4 "
+        "--rounds 10 --batch-size 64 --lr-decay 1 --momentum 0 --weight-decay 1e-4 --augmentation none "
         "--partition [dirichlet:100|dirichlet:1|dirichlet:0.5|dirichlet:0.1] --measure chain",
     )
 
@@ -110,7 +109,7 @@ class AccuracyOverTime(Figure):
     caption: ClassVar[str] = "Accuracy of the global model against seconds of local training so far."
     needs: ClassVar[str] = "runs of sfedkd with several numbers of teachers (or any runs to compare)"
     commands: ClassVar[tuple[str, ...]] = (
-        f"{_SFED} --algorithm [sfedkd:teachers=3|sfedkd|sfedkd:teachers=7|sfedkd:10,all]",
+        f"{_SFED} --algorithm [sfedkd:teachers=3|sfedkd|sfedkd:teachers=7|sfedkd:teachers=10,selection=all]",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:

@@ -18,7 +18,7 @@ from fedrecall.reports.statistics import summary
 _NTD = "fedrecall run --dataset cifar10 --model cnn --clients 100 --sample 10 --rounds 200"
 _SFED = (
     "fedrecall run --dataset cifar10 --model alexnet8 --clients 100 --sample 10 --rounds 1000 "
-    "--batch-size 64 --lr 0.01 --lr-decay 1 --momentum 0 --weight-decay 1e-4"
+    "--batch-size 64 --lr 0.01 --lr-decay 1 --momentum 0 --weight-decay 1e-4 --augmentation none"
 )
 
 
@@ -169,9 +169,8 @@ class LocalEpochs(Sweep):
     needs: ClassVar[str] = "runs of the algorithms with several numbers of local epochs"
     commands: ClassVar[tuple[str, ...]] = (
         "fedrecall run --dataset cifar10 --model lenet_cifar --partition dirichlet:0.5 --clients 10 "
-        "--sample 10 "
-        "--rounds 100 --batch-size 64 --lr-decay 1 --local-epochs [1|5|10|20] --algorithm "
-        "[fedavg|moon|fedssd]",
+        "--sample 10 --rounds 100 --batch-size 64 --lr-decay 1 --augmentation crop+flip "
+        "--auxiliary-per-class 64 --local-epochs [1|5|10|20] --algorithm [fedavg|moon|fedssd]",
     )
 
 
@@ -212,7 +211,7 @@ class FourArguments(Sweep):
     )
     needs: ClassVar[str] = "runs of the algorithms that vary one of the four at a time around a centre"
     commands: ClassVar[tuple[str, ...]] = (
-        f"{_SFED} --partition dirichlet:0.1 --algorithm [fedseq|cwc|sfedkd] and, one at a time, "
+        f"{_SFED} --partition dirichlet:0.1 --algorithm [fedavg|fedseq|cwc|sfedkd] and, one at a time, "
         "--local-epochs [1|2|5|10], --rounds [250|500|750|1000], --sample [5|10|15|20], "
         "--partition dirichlet:[0.1|0.2|0.5|1]",
     )
