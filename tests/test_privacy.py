@@ -1,5 +1,7 @@
 """Which algorithms need only the mean of uploads, and what noise on that mean hides."""
 
+import csv
+import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +12,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from tests.algorithms.cases import BATCH_NORM, assert_same, experiment
+from tests.algorithms.cases import BATCH_NORM, NETS, assert_same, data, experiment
 
+from fedrecall import config as configs
 from fedrecall import privacy, trees
 from fedrecall.algorithms import ALGORITHMS, FedAvg
 from fedrecall.algorithms.hooks import Cohort
+from fedrecall.data.augmentation import Augmentation
+from fedrecall.data.client import ClientData
+from fedrecall.data.federation import Federation
+from fedrecall.data.store import Dataset, Split, fixed_statistics, statistics
 from fedrecall.errors import UserError
+from fedrecall.experiment import Experiment
 from fedrecall.models.model import Weights
 from fedrecall.privacy import Private, epsilon, protectable, sums
 
@@ -138,7 +146,7 @@ def start(run):
 def test_no_update_leaves_longer_than_the_clip_and_short_ones_as_they_are():
     for clip, longer in ((0.01, True), (1e3, False)):
         run = experiment({"name": "private", "clip": clip})
-        plain = experiment("fedavg")
+        plain = experiment("fedavg", normalisation="fixed")
         from tests.algorithms.test_all import play
 
         made, expected = play(run, [0, 1, 2], 3), play(plain, [0, 1, 2], 3)
@@ -240,6 +248,33 @@ def test_epsilon_falls_with_noise_and_sampling_and_rises_with_rounds():
     assert epsilon(0.0, 1000, 50, 10, 1e-5) is None
 
 
+def test_drawing_clients_hides_nothing_where_clients_remember():
+    """What such a client sends tells when it took part before, and so who else did not."""
+    found = {}
+    for name in ("fedavg", "moon", "feddyn"):
+        run = experiment({"name": "private", "of": name, "noise": 4.0}, rounds=2)
+        found[name] = run.run().history[-1]["epsilon"]
+    assert found["fedavg"] == epsilon(4.0, 6, 3, 2, 1e-5)
+    assert found["moon"] == found["feddyn"] == epsilon(4.0, 6, 6, 2, 1e-5) > found["fedavg"]
+
+
+def test_secret_runs_draw_their_clients_where_nobody_can_follow():
+    drawn = {
+        secret: [
+            experiment(
+                {"name": "private", "secret": secret}, clients=40, sample=20, rounds=1, partition="iid"
+            )
+            .run()
+            .history[0]["chains"]
+            for _ in range(2)
+        ]
+        for secret in (False, True)
+    }
+    assert drawn[False][0] == drawn[False][1]
+    assert drawn[True][0] != drawn[True][1]  # but for one time in 10^29
+    assert len({k for chain in drawn[True][0] for k in chain}) == 20
+
+
 def test_a_run_says_its_epsilon_and_says_the_same_when_resumed(tmp_path):
     spec = {"name": "private", "of": {"name": "fedntd", "beta": 0.5}, "noise": 2.0}
     whole = experiment(spec)
@@ -277,3 +312,123 @@ def test_a_client_that_changes_its_mind_moves_the_sum_by_at_most_two_clips():
         )
         assert float((a - b).norm()) * 4 <= 2 * 0.3 * (1 + 1e-9)
     assert replace(algorithm, noise=1.0).clip == 0.3
+
+
+# What one client's data change.
+
+CLIP = 0.01
+
+
+def images(replaced: bool) -> Dataset:
+    """Twelve examples for each of ten clients; ``replaced``: the first client's are white, of one class."""
+    stream = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 100, (132, 1, 6, 6), generator=stream, dtype=torch.uint8)
+    y = torch.arange(132) % 4
+    if replaced:
+        x[:12], y[:12] = 255, 0
+    test = Split(x[120:], y[120:])
+    return Dataset("toy", tuple("abcd"), Split(x, y), test, *statistics(x))
+
+
+def sum_of_updates(name: str, replaced: bool) -> np.ndarray:
+    """The global model after a round of all clients, times their number; the last dozen is the server's."""
+    training = {"local_epochs": 2, "batch_size": 6, "lr": 0.1}
+    config = configs.make(
+        {
+            "algorithm": {"name": "private", "of": name, "clip": CLIP, "noise": 0},
+            "model": "mlp:8" if name == "fedalign" else NETS,
+            "clients": 10,
+            "sample": 10,
+            "rounds": 1,
+            "training": training,
+            "precision": "float64",
+            "backend": "serial",
+            "device": "cpu",
+        }
+    )
+    parts = np.split(np.arange(120), 10)
+    federation = Federation(images(replaced), parts, Augmentation(), torch.float64, np.arange(120, 132))
+    found = Experiment(config, federation=federation).run().weights.params
+    return 10 * torch.cat([p.flatten() for p in found.values()]).numpy()
+
+
+def moved_by(name: str) -> float:
+    return float(np.linalg.norm(sum_of_updates(name, replaced=False) - sum_of_updates(name, replaced=True)))
+
+
+@pytest.mark.parametrize("name", sorted(PROTECTED))
+def test_replacing_one_clients_data_moves_the_sum_by_at_most_two_clips(name, monkeypatch):
+    # FedDyn's server adds its correction to the mean, which doubles what clients moved together.
+    bound = 2 * CLIP * (2 if name == "feddyn" else 1)
+    moved = moved_by(name)
+    assert 0.1 * bound < moved <= bound * (1 + 1e-9)
+    monkeypatch.setattr(Dataset, "fixed", lambda dataset: dataset)
+    assert moved_by(name) > bound  # with statistics of the data everyone's update moves
+
+
+def test_protecting_algorithms_normalise_without_the_data():
+    def normalisation(**settings):
+        return configs.make(settings).normalisation
+
+    assert normalisation() == normalisation(normalisation=None) == "data"
+    assert normalisation(algorithm="private") == "fixed"
+    assert normalisation(algorithm="private", normalisation="fixed") == "fixed"
+    assert normalisation(normalisation="fixed") == "fixed"
+    with pytest.raises(UserError, match="'data' lets each client's data change every client's inputs"):
+        normalisation(algorithm="private", normalisation="data")
+    for name, mean, std in (("private", 0.5, 0.5), ("fedavg", data().mean.item(), data().std.item())):
+        run = experiment(name)
+        for seen in (run.federation.client(0), run.federation.test):
+            assert (seen.mean.item(), seen.std.item()) == (mean, std)
+    pixels = ClientData(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1), torch.tensor([0, 1]), 2,
+                        *fixed_statistics((1, 1, 1)))  # fmt: skip
+    np.testing.assert_allclose(next(pixels.batches()).x.flatten(), [-1, 1])
+
+
+def without_normalisation(folder: Path) -> None:
+    """As the config was written before the setting existed."""
+    path = folder / "config.json"
+    path.write_text(
+        json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "normalisation"})
+    )
+
+
+def test_a_run_begun_before_normalisation_could_be_chosen_goes_on_as_it_was_or_not_at_all(tmp_path):
+    whole = experiment("fedavg")
+    whole.run()
+    experiment("fedavg", tmp_path / "plain", rounds=2).run()
+    without_normalisation(tmp_path / "plain")
+    again = experiment("fedavg", tmp_path / "plain", resume=True)
+    again.run()
+    assert_same(again.server, whole.server)
+    experiment("private", tmp_path / "private", rounds=2).run()
+    without_normalisation(tmp_path / "private")
+    with pytest.raises(UserError, match="private cannot be continued: normalisation = 'data' lets"):
+        experiment("private", tmp_path / "private", resume=True)
+
+
+def test_a_tables_columns_must_not_have_been_standardised_by_everyone(tmp_path):
+    stream = np.random.default_rng(0)
+    rows = [[*stream.normal(5, 2, 3).round(3), k % 2] for k in range(60)]
+    for part in ("train", "test"):
+        with open(tmp_path / f"{part}.csv", "w", newline="") as file:
+            csv.writer(file).writerows([["a", "b", "c", "label"], *rows])
+
+    def run(**more):
+        config = configs.make(
+            {
+                "algorithm": "private",
+                "dataset": {"name": "folder", "path": str(tmp_path), **more},
+                "partition": "iid",
+                "model": "mlp:4",
+                "clients": 6,
+                "sample": 3,
+                "rounds": 1,
+            }
+        )
+        return Experiment(config)
+
+    with pytest.raises(UserError, match=r"standardised by all clients' data.*standardise=false"):
+        run()
+    seen = run(standardise=False).federation
+    assert torch.equal(next(seen.test.batches()).x, torch.tensor([r[:3] for r in rows], dtype=torch.float32))

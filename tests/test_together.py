@@ -57,6 +57,8 @@ def test_every_run_is_what_it_is_alone(backend: str):
 def test_only_runs_whose_steps_are_the_same_are_one_stack():
     made = [e.config for e in together()]
     assert group(made) == [[0, 1, 2], [3], [4, 5], [6, 7]]
+    by_inputs = [configs.make({"normalisation": how}) for how in ("data", "fixed", "data")]
+    assert group(by_inputs) == [[0, 2], [1]]
     with pytest.raises(UserError, match="not by 'processes'"):
         group([configs.make({"backend": "processes"})])
 

@@ -53,6 +53,8 @@ class Config:
     """Training augmentation, such as crop+flip+cutout; by default what suits the data set."""
     test_augmentation: str = "none"
     """What is done to test images: nothing, but to see whether a paper's numbers were made so."""
+    normalisation: Literal["data", "fixed"] | None = None
+    """Inputs' mean and deviation: of all clients' data, or fixed; by default data, for `private` fixed."""
     auxiliary_per_class: Annotated[int | None, NON_NEGATIVE] = None
     """Training examples of each class set apart for the server; by default what the algorithm needs."""
     seed: Annotated[int, NON_NEGATIVE] = 0
@@ -93,6 +95,14 @@ class Config:
             augmentation = str(default_for(self.dataset["name"]))
         object.__setattr__(self, "augmentation", str(Augmentation.parse(augmentation)))
         object.__setattr__(self, "test_augmentation", str(Augmentation.parse(self.test_augmentation)))
+        protects = REGISTRIES["algorithm"].make(self.algorithm).protects
+        if self.normalisation is None:
+            object.__setattr__(self, "normalisation", "fixed" if protects else "data")
+        elif self.normalisation == "data" and protects:
+            raise UserError(
+                "normalisation = 'data' lets each client's data change every client's inputs, which "
+                f"{self.algorithm['name']} does not protect: leave it out, or say fixed."
+            )
         if self.sampled > self.clients:
             raise UserError(f"sample = {self.sample} of {self.clients} clients: there are not that many.")
         if self.chains is not None and self.chains > self.sampled:
@@ -121,6 +131,14 @@ def make(values: Mapping[str, Any]) -> Config:
     if "training" in values and not isinstance(values["training"], Recipe):
         values["training"] = specs.build(Recipe, _mapping(values["training"], "training"), "training")
     return specs.build(Config, values, "config")
+
+
+def begun(values: Mapping[str, Any]) -> Config:
+    """The config of a run that was begun earlier, perhaps before a setting existed: with its default.
+
+    That is not the default of ``normalisation`` for every algorithm: all runs had the data's statistics.
+    """
+    return make({"normalisation": "data", **values})
 
 
 class _Plain(yaml.SafeLoader):

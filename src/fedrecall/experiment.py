@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
@@ -129,8 +129,10 @@ class Experiment:
                 raise UserError(
                     f"{folder.path} already holds a run: continue it with --resume, or give another --out."
                 )
-            # A run that was begun before a setting existed was begun with its default.
-            before, now = (configs.as_dict(c) for c in (configs.make(folder.config()), self.config))
+            try:
+                before, now = (configs.as_dict(c) for c in (configs.begun(folder.config()), self.config))
+            except UserError as error:
+                raise UserError(f"{folder.path} cannot be continued: {error}") from error
             for key in now:
                 if key not in configs.MAY_CHANGE and before[key] != now[key]:
                     raise UserError(
@@ -148,7 +150,7 @@ class Experiment:
             dataset = dataset if dataset is not None else load(config.dataset, root=data_root)
             self.federation = federate(config, dataset, self.algorithm, self.folder)
         else:
-            self.federation = given
+            self.federation = replace(given, dataset=normalised(config, given.dataset))
         self.model = make_model(config, self.federation.dataset, self.algorithm)
         weights = self.model.initial()
         self.server = self.algorithm.start(weights)
@@ -267,6 +269,7 @@ class Experiment:
     def _round(self, number: int) -> rounds.Dialogue[None]:
         config, clock = self.config, Clock()
         before: Weights = self.server.weights
+        seed = None if self.algorithm.secret else config.seed
         played = yield from rounds.walk(
             self.algorithm,
             self.model,
@@ -274,7 +277,7 @@ class Experiment:
             self.memories,
             self.federation.auxiliary,
             population=len(self.federation),
-            sampled=rounds.sample(len(self.federation), config.sampled, config.seed, number),
+            sampled=rounds.sample(len(self.federation), config.sampled, seed, number),
             chain_count=self._chain_count,
             round_number=number,
         )
@@ -428,8 +431,18 @@ def federate(
         parts = [rest[part] for part in split]
     augmentation = Augmentation.parse(config.augmentation or "none")
     tested = Augmentation.parse(config.test_augmentation)
-    dataset = dataset.to(device_of(config))
+    if config.normalisation == "fixed" and dataset.standardised:
+        raise UserError(
+            f"the columns of {dataset.name} are standardised by all clients' data, which normalisation = "
+            "'fixed' is to avoid: read its files with standardise=false."
+        )
+    dataset = normalised(config, dataset).to(device_of(config))
     return Federation(dataset, parts, augmentation, DTYPES[config.precision], auxiliary, tested)
+
+
+def normalised(config: Config, dataset: Dataset) -> Dataset:
+    """The data set with the statistics that the config asks for."""
+    return dataset.fixed() if config.normalisation == "fixed" else dataset
 
 
 def describe(federation: Federation) -> tuple[Sequence[np.ndarray], dict[str, Any]]:

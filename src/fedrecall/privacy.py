@@ -15,7 +15,7 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -121,7 +121,8 @@ def epsilon(
 
     Every round ``sampled`` of ``population`` clients are drawn without replacement and each moves the
     noisy sum by at most the clip. Two federations are neighbours if one client's data differ, which
-    moves the sum by twice the clip. By Renyi differential privacy (dp-accounting).
+    moves the sum by twice the clip. Nobody may know who was drawn; where ``sampled`` is ``population``
+    it makes no difference. By Renyi differential privacy (dp-accounting).
     """
     if not noise_multiplier:
         return None
@@ -178,9 +179,12 @@ class Private(FedAvg):
     A client shortens its update w_k - w to the length ``clip``; the server adds Gaussian noise of
     standard deviation ``noise`` times ``clip`` to the sum and divides by the number of clients it asked,
     all counting alike and those that failed as 0. The protected algorithm is given this mean as if every
-    client had sent it, so whatever it computes is covered. What a run records beside the model
-    (losses, failures, measures of clients) is not.
+    client had sent it, so whatever it computes from uploads is covered. So that a client's data change
+    no other client's update, inputs are normalised with fixed statistics (``Config.normalisation``).
+    What a run records beside the model (who took part, losses, failures, measures) is not covered.
     """
+
+    protects: ClassVar[bool] = True
 
     of: Any = "fedavg"
     """The algorithm to protect: a name, or in YAML a mapping with its hyperparameters."""
@@ -191,7 +195,7 @@ class Private(FedAvg):
     delta: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 1e-5
     """Probability with which epsilon may not hold; choose less than one over the number of clients."""
     secret: bool = False
-    """Draw the noise from the operating system, as real clients need, so that no run can be repeated."""
+    """Draw noise and clients from the operating system, as real clients need: no run can be repeated."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be protected."""
@@ -302,6 +306,10 @@ class Private(FedAvg):
         population, sampled = server.sizes.tolist()
         if not population:
             return {}
+        if trees.arrays(self.inner.remember(server.weights)):
+            # What such a client sends depends on when it took part before, and so does what it tells of
+            # who else did. That rounds draw their clients hides nothing then.
+            sampled = population
         found = epsilon(self.noise, population, sampled, int(server.round), self.delta)
         return {} if found is None else {"epsilon": found, "delta": self.delta}
 

@@ -1,5 +1,6 @@
 """One round: sample clients, walk the grid of chains and links, aggregate. The only loop over clients."""
 
+import secrets
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,8 +30,10 @@ class Round(NamedTuple):
     bytes_up: int
 
 
-def sample(population: int, count: int, seed: int, round_number: int) -> list[int]:
-    """``count`` different clients, in random order."""
+def sample(population: int, count: int, seed: int | None, round_number: int) -> list[int]:
+    """``count`` different clients, in random order; without a seed nobody can tell which."""
+    if seed is None:
+        return secrets.SystemRandom().sample(range(population), count)
     stream = streams.numpy_stream(seed, "sample", round_number)
     return [int(k) for k in stream.choice(population, count, replace=False)]
 

@@ -78,6 +78,7 @@ def group(configs: Sequence[Config]) -> list[list[int]]:
         if c.backend.partition(":")[0] not in ("auto", "vectorised"):
             raise UserError(f"runs together are trained by the vectorised backend, not by {c.backend!r}.")
         where = (c.backend, c.device, c.precision)
-        step = (c.algorithm, c.model, c.dataset, c.augmentation, c.training.batch_size, *where)
+        inputs = (c.dataset, c.augmentation, c.normalisation, c.training.batch_size)
+        step = (c.algorithm, c.model, *inputs, *where)
         groups.setdefault(repr(step), []).append(i)
     return list(groups.values())

@@ -576,6 +576,17 @@ def test_csv_of_numbers(tmp_path):
     np.testing.assert_allclose(d.test.x.numpy(), want, rtol=1e-5, atol=1e-5)
     assert d.mean.tolist() == [0, 0]
     assert d.std.tolist() == [1, 1]
+    plain = load(f"folder:{folder},standardise=false")
+    np.testing.assert_array_equal(plain.train.x.numpy(), values["train"].astype(np.float32))
+    for found, standardised in ((d, True), (plain, False)):  # as read, from the cache, from an export
+        spec = f"folder:{folder}" + ("" if standardised else ",standardise=false")
+        export(found, tmp_path / f"export-{standardised}")
+        kept = load_export(tmp_path / f"export-{standardised}")
+        assert found.standardised == load(spec).standardised == kept.standardised == standardised
+        index = tmp_path / f"export-{standardised}/dataset.json"
+        older = {k: v for k, v in json.loads(index.read_text()).items() if k != "standardised"}
+        index.write_text(json.dumps(older))
+        assert load_export(index.parent).standardised  # as every table was
 
 
 def test_csv_of_image_paths(tmp_path):

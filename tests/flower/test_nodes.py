@@ -90,6 +90,37 @@ def test_private_learning_is_the_same_in_a_federation(tmp_path):
     assert result.history[-1]["epsilon"] == expected.history[-1]["epsilon"]
 
 
+def said_of_data(grid: Grid) -> list[wire.Announcement]:
+    found = [m.content["values"] for m in grid.received if m.metadata.message_type == "query"]
+    return [wire.Announcement(**values) for values in found]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_private_learning_asks_no_node_for_statistics_of_its_data(own, tmp_path):
+    where: dict[str, object] = {} if own else {"dataset": "", "auxiliary_per_class": ""}
+    common = {"model": "mlp:16", "rounds": 1, **where}
+    open_grid, private_grid = Grid(nodes(tmp_path)), Grid(nodes(tmp_path))
+    play(open_grid, **common)
+    result = play(private_grid, algorithm="private:fedavg,noise=0", **common)
+    assert all(len(a.mean) == len(a.std) == 1 for a in said_of_data(open_grid))
+    assert [(a.mean, a.std) for a in said_of_data(private_grid)] == [([], [])] * 3
+    tasks = [m.content["values"]["data"] for m in private_grid.sent if m.metadata.message_type == "train"]
+    agreed = [wire.from_json(text, "") for text in tasks]
+    assert [(d["mean"], d["std"]) for d in agreed] == [([0.5], [0.5])] * 3
+    assert result.federation.dataset.mean.tolist() == [0.5]
+    assert result.federation.test.mean.tolist() == result.federation.test.std.tolist() == [0.5]
+
+
+def test_a_node_that_sends_statistics_unasked_is_left_out(tmp_path):
+    def tell(node: int, message: Message) -> Message:
+        if node == 1007 and message.metadata.message_type == "query":
+            return value(mean=[0.4], std=[0.2])(message)
+        return message
+
+    with pytest.raises(UserError, match="2 of 3 clients are here, missing 1"):
+        play(Grid(nodes(tmp_path), tell), algorithm="private:fedavg,noise=0", model="mlp:16", min_clients=3)
+
+
 def test_nodes_evaluate_where_the_server_has_no_data(tmp_path):
     result = play(Grid(nodes(tmp_path)), dataset="", auxiliary_per_class="")
     expected = alone(auxiliary_per_class=0)

@@ -52,11 +52,18 @@ class FedAvg:
     """Whether a round is one chain of all sampled clients unless the user says otherwise."""
     every_link: ClassVar[bool] = False
     """Whether `aggregate` is given every client's upload rather than each chain's last."""
+    protects: ClassVar[bool] = False
+    """Whether it promises clients something that statistics of all their data would break."""
 
     @property
     def auxiliary_per_class(self) -> int:
         """Examples of each class that the server holds for itself; a field where it can be chosen."""
         return 0
+
+    @property
+    def secret(self) -> bool:
+        """Whether chance comes from the operating system where a seed would tell too much."""
+        return False
 
     def equip(self, module: nn.Module) -> nn.Module:
         """The user's network with what this algorithm adds to it."""

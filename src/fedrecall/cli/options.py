@@ -27,6 +27,7 @@ _PANELS = {
         "sample",
         "chains",
         "augmentation",
+        "normalisation",
         "auxiliary_per_class",
     ),
     "Training": ("algorithm", "model", "rounds", *(f.name for f in specs.fields(Recipe)), "precision"),

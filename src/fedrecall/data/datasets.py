@@ -356,8 +356,8 @@ class Folder(Recipe):
 
     ``train/CLASS/*.png`` with ``test/CLASS/*.png`` (or ``CLASS/*.png`` alone); parquet files with a
     column of images; CSV files with a column of image paths, or else every column but the label a
-    number, standardised by the training split. Files and folders named train and test (or
-    validation, when there is no test) say what is what; without, a share of every class is held out.
+    number, standardised by the training split (`standardise`). Files and folders named train and test
+    (or validation, when there is no test) say what is what; without, a share of every class is held out.
     """
 
     path: str
@@ -372,6 +372,8 @@ class Folder(Recipe):
     """Share of every class that becomes the test split when there is none."""
     seed: int = 0
     """Another seed holds out others."""
+    standardise: bool = True
+    """Move and scale a table's columns by the training split; `private` needs them as they are: false."""
 
     def _folder(self) -> Path:
         folder = Path(self.path).expanduser()
@@ -394,4 +396,4 @@ class Folder(Recipe):
         if store.is_export(folder):
             return load_export(folder)
         found = folders.read_folder(folder, folders.walk(folder), self.label, self.image, self.size)
-        return join(name, found, str(folder), self.held_out, self.seed)
+        return join(name, found, str(folder), self.held_out, self.seed, self.standardise)

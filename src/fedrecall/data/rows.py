@@ -51,8 +51,13 @@ class Source:
     """The classes' names when the source lists them and labels are their numbers."""
 
 
-def join(name: str, found: Source, source: str, held_out: float, seed: int) -> Dataset:
-    """Check and join what was read; without a test split hold some of every class out."""
+def join(
+    name: str, found: Source, source: str, held_out: float, seed: int, standardise: bool = True
+) -> Dataset:
+    """Check and join what was read; without a test split hold some of every class out.
+
+    ``standardise``: the columns of a table, by the training split.
+    """
     names = found.names
     train, test = found.splits["train"], found.splits.get("test", Rows())
     if not train.y:
@@ -68,7 +73,8 @@ def join(name: str, found: Source, source: str, held_out: float, seed: int) -> D
             if label not in code:
                 raise UserError(f"{where} has the label {label!r}, which {_expected(class_names, names)}.")
         tensors.append(torch.tensor([code[label] for label in rows.y], dtype=torch.int64))
-    if train.x[0].dtype == np.uint8:
+    table = train.x[0].dtype != np.uint8
+    if not table:
         grey = all(image.ndim == 2 for rows in (train, test) for image in rows.x)
         height, width = train.x[0].shape[:2]
         shape = (1 if grey else 3, height, width)
@@ -77,14 +83,18 @@ def join(name: str, found: Source, source: str, held_out: float, seed: int) -> D
     else:
         # In double precision: a column of time stamps would lose its digits as float32.
         wide_train, wide_test = np.stack(train.x).astype(np.float64), np.stack(test.x).astype(np.float64)
-        centre, spread = wide_train.mean(0), wide_train.std(0)
-        spread[spread == 0] = 1
+        columns = wide_train.shape[1]
+        centre, spread = np.zeros(columns), np.ones(columns)
+        if standardise:
+            centre, spread = wide_train.mean(0), wide_train.std(0)
+            spread[spread == 0] = 1
         x_train, x_test = (
             torch.from_numpy(((wide - centre) / spread).astype(np.float32))
             for wide in (wide_train, wide_test)
         )
-        mean, std = torch.zeros(len(centre)), torch.ones(len(centre))
-    return Dataset(name, tuple(class_names), Split(x_train, tensors[0]), Split(x_test, tensors[1]), mean, std)
+        mean, std = torch.zeros(columns), torch.ones(columns)
+    splits = Split(x_train, tensors[0]), Split(x_test, tensors[1])
+    return Dataset(name, tuple(class_names), *splits, mean, std, table and standardise)
 
 
 def _classes(train: Rows, source: str, names: list[str] | None) -> tuple[list[str], dict[Label, int]]:

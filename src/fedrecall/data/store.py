@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ class Dataset:
     """float32 ``[C]``: the training images' channel means on the scale 0 to 1 (tables: of the columns)."""
     std: Tensor
     """float32 ``[C]``: their standard deviations; 1 for a channel that never varies."""
+    standardised: bool = False
+    """Whether the examples themselves, a table's, have been moved and scaled by the training split."""
 
     @property
     def classes(self) -> int:
@@ -53,6 +56,11 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """Of one example: (C, H, W), or (F,) of a table."""
         return tuple(self.train.x.shape[1:])
+
+    def fixed(self) -> Dataset:
+        """The data set with a mean and a deviation in which no example has a part."""
+        mean, std = fixed_statistics(self.shape)
+        return replace(self, mean=mean.to(self.mean.device), std=std.to(self.std.device))
 
     def to(self, device: torch.device) -> Dataset:
         """The data set with its examples on this device."""
@@ -74,6 +82,16 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean.float(), torch.where(std > 0, std, 1.0).float()
 
 
+def fixed_statistics(shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Mean and deviation for examples of this shape, whatever they are.
+
+    An image's pixels, on the scale 0 to 1, become -1 to 1; of a table's columns nothing is known, so
+    they stay as they are.
+    """
+    image = len(shape) == 3
+    return torch.full(shape[:1], 0.5 if image else 0.0), torch.full(shape[:1], 0.5 if image else 1.0)
+
+
 _ARRAYS = ("train.x", "train.y", "test.x", "test.y", "mean", "std")
 
 
@@ -83,7 +101,9 @@ def _arrays(dataset: Dataset) -> dict[str, Tensor]:
     return {name: t.contiguous() for name, t in zip(_ARRAYS, held, strict=True)}
 
 
-def _dataset(name: str, class_names: Any, arrays: dict[str, Tensor]) -> Dataset:
+def _dataset(
+    name: str, class_names: Any, arrays: dict[str, Tensor], standardised: bool | None = None
+) -> Dataset:
     """Put together what was read, or a ValueError when it does not fit together."""
     if not isinstance(class_names, list) or not all(isinstance(c, str) for c in class_names):
         raise ValueError("no class names")
@@ -100,7 +120,9 @@ def _dataset(name: str, class_names: Any, arrays: dict[str, Tensor]) -> Dataset:
             raise ValueError("labels out of range")
     if train.x.ndim not in (2, 4) or any(arrays[n].shape != train.x.shape[1:2] for n in ("mean", "std")):
         raise ValueError("wrong shapes")
-    return Dataset(name, tuple(class_names), train, test, arrays["mean"], arrays["std"])
+    if standardised is None:  # written before this was noted: then every table was
+        standardised = train.x.is_floating_point()
+    return Dataset(name, tuple(class_names), train, test, arrays["mean"], arrays["std"], standardised)
 
 
 def save(path: Path, dataset: Dataset) -> None:
@@ -108,7 +130,11 @@ def save(path: Path, dataset: Dataset) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        metadata = {"name": dataset.name, "class_names": json.dumps(dataset.class_names)}
+        metadata = {
+            "name": dataset.name,
+            "class_names": json.dumps(dataset.class_names),
+            "standardised": json.dumps(dataset.standardised),
+        }
         save_file(_arrays(dataset), temporary, metadata)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
@@ -122,7 +148,8 @@ def load(path: Path) -> Dataset | None:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-        return _dataset(metadata["name"], json.loads(metadata["class_names"]), load_file(path))
+        standardised = json.loads(metadata.get("standardised", "null"))
+        return _dataset(metadata["name"], json.loads(metadata["class_names"]), load_file(path), standardised)
     except (OSError, safetensors.SafetensorError, ValueError, KeyError, RuntimeError):
         return None
 
@@ -161,6 +188,7 @@ def export(dataset: Dataset, folder: Path, part_bytes: int = 60 * 2**20) -> list
         "class_names": dataset.class_names,
         "mean": dataset.mean.tolist(),
         "std": dataset.std.tolist(),
+        "standardised": dataset.standardised,
         "parts": parts,
     }
     files.write_json(folder / _INDEX, index)  # last: a folder without it is not an export
@@ -189,6 +217,6 @@ def load_export(folder: Path) -> Dataset:
         arrays = {name: torch.from_numpy(np.concatenate(parts)) for name, parts in found.items()}
         for name in ("mean", "std"):
             arrays[name] = torch.tensor(index[name], dtype=torch.float32)
-        return _dataset(str(index["name"]), index["class_names"], arrays)
+        return _dataset(str(index["name"]), index["class_names"], arrays, index.get("standardised"))
     except Exception as error:  # a damaged archive makes zipfile, zlib and numpy raise nearly anything
         raise UserError(f"the exported data set {folder} cannot be read: {error}.") from error

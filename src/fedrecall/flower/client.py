@@ -98,11 +98,13 @@ def unmask(message: Message, context: Context) -> Message:
 
 
 def announce(node: Node, content: RecordDict) -> RecordDict:
-    """Number, sizes, shape, class names and channel statistics of the node's data."""
+    """Number, sizes, shape and class names of the node's data, and channel statistics if they are used."""
     question, arrays = wire.unpack(content, Question, "the server's question")
     _no_arrays(arrays)
-    silo = Silo(node, _config(node, question.config))
+    config = _config(node, question.config)
+    silo = Silo(node, config)
     d = silo.dataset
+    pooled = config.normalisation == "data"
     return wire.pack(
         Announcement(
             node.client,
@@ -110,8 +112,8 @@ def announce(node: Node, content: RecordDict) -> RecordDict:
             len(silo.test),
             list(d.shape),
             list(d.class_names),
-            d.mean.tolist(),
-            d.std.tolist(),
+            d.mean.tolist() if pooled else [],
+            d.std.tolist() if pooled else [],
         )
     )
 

@@ -18,7 +18,7 @@ from fedrecall.data.client import ClientData
 from fedrecall.data.datasets import Dataset, Recipe, Split, load
 from fedrecall.data.federation import Federation
 from fedrecall.errors import UserError
-from fedrecall.experiment import DTYPES, device_of, federate
+from fedrecall.experiment import DTYPES, device_of, federate, normalised
 from fedrecall.flower.wire import Data
 from fedrecall.measures import MEASURES
 from fedrecall.models.networks import MODELS
@@ -85,6 +85,7 @@ class Silo:
         dataset = _read(node.data, node.data_root)
         if data is not None:
             dataset = _agreed(dataset, data, node.client)
+        dataset = normalised(config, dataset)  # whatever the server says
         config = replace(config, device=node.device, backend="auto")
         if node.divide:
             if node.client >= config.clients:

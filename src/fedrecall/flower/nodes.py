@@ -16,6 +16,7 @@ from fedrecall import config as configs
 from fedrecall import payloads
 from fedrecall.backends.backend import Job
 from fedrecall.config import Config
+from fedrecall.data.store import fixed_statistics
 from fedrecall.errors import UserError
 from fedrecall.flower import wire
 from fedrecall.flower.hosting import Hosting
@@ -155,10 +156,9 @@ class Nodes:
             or len(set(said.classes)) < len(said.classes)
         ):
             raise Malformed(f"client {said.client} says that its examples are {said.shape} of {said.classes}")
-        if not len(said.mean) == len(said.std) == said.shape[0]:
-            raise Malformed(
-                f"client {said.client} gives {len(said.mean)} channel means of {said.shape[0]} channels"
-            )
+        channels = said.shape[0] if self.config.normalisation == "data" else 0
+        if not len(said.mean) == len(said.std) == channels:
+            raise Malformed(f"client {said.client} gives {len(said.mean)} channel means, not {channels}")
         if self.facts is not None and tuple(said.shape) != self.facts.shape:
             raise Malformed(
                 f"client {said.client} has examples of {said.shape}, others of {self.facts.shape}"
@@ -196,7 +196,11 @@ class Nodes:
                     f"clients {first.client} and {other.client} name different classes, {_some(names)} and "
                     f"{_some(other.classes)}: give class_names, all of them in one order."
                 )
-        self.facts = Facts(tuple(first.shape), Data(names, *_pooled(said)))
+        if self.config.normalisation == "data":
+            mean, std = _pooled(said)
+        else:
+            mean, std = (t.tolist() for t in fixed_statistics(first.shape))
+        self.facts = Facts(tuple(first.shape), Data(names, mean, std))
         return self.facts
 
     # What they are asked.

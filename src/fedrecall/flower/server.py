@@ -18,7 +18,7 @@ from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import Dataset, Split, load
 from fedrecall.data.federation import Federation, set_apart
 from fedrecall.errors import UserError
-from fedrecall.experiment import DTYPES, Experiment, Result, device_of
+from fedrecall.experiment import DTYPES, Experiment, Result, device_of, normalised
 from fedrecall.flower import hosting as hostings
 from fedrecall.flower.hosting import Hosting
 from fedrecall.flower.node import ELSEWHERE
@@ -144,7 +144,7 @@ class Lines:
 def _own_data(config: Config) -> Dataset | None:
     if config.dataset["name"] == ELSEWHERE:
         return None
-    return load(config.dataset)
+    return normalised(config, load(config.dataset))
 
 
 def _with(facts: Facts, own: Dataset, config: Config) -> Facts:

@@ -48,7 +48,7 @@ class Announcement(NamedTuple):
     classes: list[str]
     """Names of the classes, in the order of their numbers."""
     mean: list[float]
-    """The training images' channel means."""
+    """The training images' channel means; none where the run's normalisation is fixed."""
     std: list[float]
 
 

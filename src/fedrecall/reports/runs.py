@@ -186,7 +186,7 @@ class Run:
     @cached_property
     def settings(self) -> Config:
         """The config, checked and as objects; to be computed on this machine's CPU, whatever the run had."""
-        return configs.make({**self.config, "backend": "serial", "device": "cpu"})
+        return configs.begun({**self.config, "backend": "serial", "device": "cpu"})
 
     @cached_property
     def dataset(self) -> Dataset:
