@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import fedrecall
 from fedrecall import config as configs
 from fedrecall import trees
 from fedrecall.data import partitions
+from fedrecall.data.datasets import Split
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment, Interrupted
 from fedrecall.measures.accuracy import evaluate
@@ -131,6 +133,12 @@ def test_only_what_does_not_change_the_result_may_change_on_resume(tmp_path):
         Experiment(config(rounds=2), tmp_path / "run")
     with pytest.raises(UserError, match="seed = 3, not 4"):
         Experiment(config(rounds=2, seed=4), tmp_path / "run", resume=True)
+    whole = Experiment(config()).federation.dataset
+    less = replace(whole, test=Split(whole.test.x[:-8], whole.test.y[:-8]))
+    with pytest.raises(
+        UserError, match="other data, synthetic of 160 and 80 examples, not synthetic of 160 and 72"
+    ):
+        Experiment(config(rounds=2), tmp_path / "run", resume=True, dataset=less)
     Experiment(config(rounds=2, evaluate_every=2, measures=["locals"]), tmp_path / "run", resume=True).run()
 
 

@@ -63,7 +63,7 @@ def held_out(dataset: Dataset, share: float = HELD_OUT) -> Dataset:
     parts = [
         Split(dataset.train.x[torch.from_numpy(m)], dataset.train.y[torch.from_numpy(m)]) for m in (~out, out)
     ]
-    return dataclasses.replace(dataset, train=parts[0], test=parts[1])
+    return dataclasses.replace(dataset, name=f"{dataset.name}, held out", train=parts[0], test=parts[1])
 
 
 def config(setting: str, name: str, seed: int, rounds: int | None, **how: object) -> configs.Config:

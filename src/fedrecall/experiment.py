@@ -162,18 +162,33 @@ class Experiment:
         self._recall = Recall()
         if self.folder is not None:
             with files.writing(self.folder.path):
-                self._open(self.folder, save_partition=given is None)
+                self._open(self.folder, None if given is not None else dataset)
 
-    def _open(self, folder: RunFolder, save_partition: bool) -> None:
-        """Begin the run folder, or go on from what is there; only a folder with a config has begun."""
+    def _open(self, folder: RunFolder, dataset: Dataset | None) -> None:
+        """Begin the run folder, or go on from what is there; only a folder with a config has begun.
+
+        ``dataset`` is what this process divided among clients, if it did.
+        """
+        data = (
+            {"name": dataset.name, "train": len(dataset.train.y), "test": len(dataset.test.y)}
+            if dataset
+            else {}
+        )
+        starts = _starts(folder.path / "made.json") if folder.started else []
+        if starts and (before := starts[-1].get("data", data)) != data:
+            raise UserError(
+                f"{folder.path} was begun on other data, {_said(before)}, not {_said(data)}: "
+                "resume it on the same, or give another --out."
+            )
         if folder.started:
             self._restore(folder)
         else:
             self.history = History(folder, folder.rewind(0))
-            if save_partition:
+            if dataset is not None:
                 partitions.save(folder.path / "partition.json", *describe(self.federation))
         files.write_json(folder.path / "config.json", configs.as_dict(self.config))
-        _note_start(folder.path / "made.json")
+        now = environment() | ({"data": data} if data else {})
+        files.write_json(folder.path / "made.json", [*starts, now])
 
     def _restore(self, folder: RunFolder) -> None:
         played = 0
@@ -507,11 +522,16 @@ def run(out: Path | str | None = None, *, resume: bool = False, **settings: Any)
     return Experiment(config, out, resume=resume, dataset=dataset, data_root=root, sinks=sinks).run()
 
 
-def _note_start(path: Path) -> None:
+def _starts(path: Path) -> list[dict[str, Any]]:
+    """What made the run so far, a part for every start."""
     starts = files.read_json(path) if path.exists() else []
-    if not isinstance(starts, list):
+    if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
         raise UserError(f"{path} is damaged: delete it to go on.")
-    files.write_json(path, [*starts, environment()])
+    return starts
+
+
+def _said(data: Mapping[str, Any]) -> str:
+    return f"{data.get('name')} of {data.get('train')} and {data.get('test')} examples"
 
 
 def environment() -> dict[str, Any]:

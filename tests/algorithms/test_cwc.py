@@ -36,6 +36,15 @@ def test_every_client_adds_what_mattered_to_it_and_a_round_starts_with_a_share()
     assert_equal(visit.up.importance, {n: 0.25 * o + fisher[n] for n, o in total.items()})
 
 
+def test_importance_too_small_to_be_scaled_is_none(monkeypatch):
+    run = experiment("cwc:lam=0.01,sigma=0.25", precision="float32")
+    faint = {n: torch.full_like(p, 1e-39) for n, p in run.server.weights.params.items()}
+    monkeypatch.setattr("fedrecall.algorithms.cwc.diagonal_fisher", lambda *given: faint)
+    (visit,) = play(run, [1], 1).visits
+    assert visit.failure is None
+    assert all(not o.any() for o in visit.up.importance.values())
+
+
 def test_loss_by_hand():
     run = experiment("cwc:lam=0.6")
     down, memory, local, batch = moment(run)

@@ -261,3 +261,12 @@ def test_a_client_that_failed_teaches_nobody():
     cohort = Cohort([4, 6], [0.0, 1.0], 10, 3, [0, 2], [0, 0])
     after = algorithm.aggregate(algorithm.start(weights), ups, cohort)
     assert after.distributions.shape == (2, 3)
+
+
+@pytest.mark.parametrize("share", ["exact", "laplace"])
+def test_what_is_resumed_lies_with_the_weights(share):
+    """On a GPU, too; there is a device everywhere on which things only lie."""
+    run = experiment(f"sfedkd:share={share}")
+    away = trees.transform(lambda t: t.to("meta"), run.server.weights)
+    assert run.algorithm.start(away).distributions.device.type == "meta"
+    assert all(t.device.type == "meta" for t in trees.arrays(run.algorithm.remember(away)).values())

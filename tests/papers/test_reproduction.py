@@ -122,6 +122,12 @@ def test_a_run_made_otherwise_is_taken_if_it_is_the_papers(call, root, tmp_path)
         files.write_json(copy / "config.json", held)
         return copy
 
+    starts = files.read_json(folder / "made.json")
+    starts[0]["data"]["name"] = "cifar10, held out"
+    other = shutil.copytree(folder, tmp_path / "other")
+    files.write_json(other / "made.json", starts)
+    with pytest.raises(UserError, match="is a run on cifar10, held out, not on the paper's data"):
+        adopt(TABLE1, other, tmp_path / "results")
     with pytest.raises(UserError, match=r"cifar10/shard3 scaffold has training.lr = 0.01, not 0.5"):
         adopt(TABLE1, made_with(0.5), tmp_path / "results", tuple(load_paper("fedntd").variants.values()))
     _, found, _ = adopt(

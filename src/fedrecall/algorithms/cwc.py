@@ -86,7 +86,8 @@ class CWC(FedSeq):
         """Omega + F, F normalised to mean 1."""
         fisher = diagonal_fisher(model, weights, data, self.s)
         mean = sum(f.sum() for f in fisher.values()) / sum(f.numel() for f in fisher.values())
-        scale = 1 / mean if mean > 0 else 0.0  # a client whose every example is certain adds nothing
+        # A client whose every example is certain adds nothing; 1 / a number below is infinite.
+        scale = 1 / mean if mean >= torch.finfo(torch.float32).tiny else 0.0
         return Up(weights, {n: o + scale * fisher[n] for n, o in anchor.importance.items()}), memory
 
     def relay(self, down: Down, up: Up) -> Down:

@@ -65,6 +65,11 @@ class Up(NamedTuple):
     """What the client says of its label distribution, [C]."""
 
 
+def _nobody(weights: Weights, *shape: int) -> Tensor:
+    """No client's label distributions, where clients' will be: what is resumed is put there."""
+    return torch.empty(shape, dtype=torch.float64, device=next(iter(weights.params.values())).device)
+
+
 @dataclass(frozen=True)
 class MultiTeacher(FedSeq):
     """FedSeq whose clients also learn from K models of the round before; a subclass says how.
@@ -105,12 +110,12 @@ class MultiTeacher(FedSeq):
     def start(self, weights: Weights) -> Server:
         """No teachers yet."""
         nobody: Weights = trees.transform(lambda t: t.new_empty(0, *t.shape), weights)
-        return Server(weights, nobody, torch.empty(0, 0, dtype=torch.float64), torch.tensor(0))
+        return Server(weights, nobody, _nobody(weights, 0, 0), torch.tensor(0))
 
     def remember(self, weights: Weights) -> Any:
         """Noise is drawn once per client: fresh draws would average out over rounds."""
         if self.share in ("laplace", "gaussian"):
-            return Said(torch.empty(0, dtype=torch.float64))
+            return Said(_nobody(weights, 0))
         return Memory()
 
     def broadcast(self, model: Model, server: Server, auxiliary: LocalData | None) -> Down:

@@ -17,6 +17,7 @@ from fedrecall.errors import Diverged, UserError
 from fedrecall.experiment import Experiment, Sink, device_of, environment
 from fedrecall.papers.paper import Cell, Table, Variant
 from fedrecall.papers.results import Keeper, Outcome, Results, identity, of_run, run_folder, save
+from fedrecall.reports.runs import Run
 
 Say = Callable[[str], None]
 
@@ -200,6 +201,9 @@ def adopt(
     the cell.
     """
     found = of_run(folder)
+    data = next((start["data"]["name"] for start in Run(folder).made if "data" in start), None)
+    if data is not None and data != found.config.dataset["name"]:
+        raise UserError(f"{folder} is a run on {data}, not on the paper's data.")
     closest: tuple[int, str] | None = None
     for cell in table.cells:
         for variant in (None, *(v for v in variants if cell.changed_by(v))):
