@@ -64,6 +64,28 @@ def test_a_visit_is_torch_sgd(norm, momentum, decay):
     assert (done.examples, done.client, done.failure) == (23, 7, None)
 
 
+@pytest.mark.parametrize("n", [1, 21])
+def test_a_batch_of_one_example_is_normalised_by_running_statistics(n):
+    def flat() -> nn.Module:
+        torch.manual_seed(0)
+        layers = [nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)]
+        return nn.Sequential(*layers).double()
+
+    recipe, data = Recipe(2, 10, 0.1, 0.9, 0.9, 0.01), client(n)
+    done = go(FedAvg(), flat(), recipe, data)
+    module = flat().train()
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1 * 0.9, momentum=0.9, weight_decay=0.01)
+    for batch in data.training_batches(data.draw(2, 5, 2, 7), 10):
+        module[2].train(len(batch.y) > 1)
+        sgd.zero_grad()
+        nn.functional.cross_entropy(module(batch.x), batch.y).backward()
+        sgd.step()
+    assert done.failure is None
+    assert_same(done.up.weights.params, {n: p.detach() for n, p in module.named_parameters()}, 1e-13)
+    assert_same(done.up.weights.buffers, dict(module.named_buffers()), 1e-13)
+    assert done.up.weights.buffers["2.num_batches_tracked"].item() == (0 if n == 1 else 4)
+
+
 @pytest.mark.parametrize("which", range(4))
 def test_a_step_goes_number_by_number_however_these_lie_in_memory(which):
     stream = torch.Generator().manual_seed(0)

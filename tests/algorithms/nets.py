@@ -4,19 +4,27 @@ import torch
 from torch import Tensor, nn
 
 
+def normed(kind: str, channels: int) -> nn.Module:
+    """The norm of this kind; groups of two channels, so that one pixel is still something to normalise."""
+    if kind == "group":
+        return nn.GroupNorm(channels // 2, channels)
+    return nn.BatchNorm2d(channels) if kind == "batch" else nn.Identity()
+
+
 class Small(nn.Module):
     """Two convolutions and a classifier, a few hundred parameters."""
 
     feature_layer = "fc"
     last_block = "last"
 
-    def __init__(self, classes: int, channels: int, norm: str = "none"):
+    def __init__(self, classes: int, channels: int, norm: str = "none", stride: int = 2):
+        """``stride``: with 3 the last map of a 6 x 6 image is one pixel."""
         super().__init__()
         self.first = nn.Conv2d(channels, 4, 3, stride=2, padding=1)
-        self.norm1 = nn.BatchNorm2d(4) if norm == "batch" else nn.Identity()
+        self.norm1 = normed(norm, 4)
         self.last = nn.Sequential(
-            nn.Conv2d(4, 8, 3, stride=2, padding=1),
-            nn.BatchNorm2d(8) if norm == "batch" else nn.Identity(),
+            nn.Conv2d(4, 8, 3, stride=stride, padding=1),
+            normed(norm, 8),
             nn.ReLU(),
         )
         self.fc = nn.Linear(8, classes)

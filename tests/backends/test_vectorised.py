@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.algorithms.cases import CASES, NORMED, Case, assert_same, data, experiment
+from tests.algorithms.cases import CASES, NETS, NORMED, Case, assert_same, data, experiment
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
@@ -238,6 +238,19 @@ def test_a_client_without_examples_is_refused_like_anywhere():
     assert_visits_agree(found, Serial(work).map(jobs(work)))
     (alone,) = Vectorised(work).map(jobs(work, [2]))
     assert alone.failure is not None
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedalign", "fedntd"])
+def test_batches_of_one_example_where_the_last_map_is_one_pixel(algorithm: str, norm: str):
+    work = ready(algorithm, model=f"{NETS}:norm={norm},stride=3")
+    examples = np.concatenate(work.federation.parts)
+    sizes = [1, 11, 21, 10, 15, 1]  # batches of 10
+    parts = [examples[:n] + i for i, n in enumerate(sizes)]
+    work = replace(work, federation=replace(work.federation, parts=parts))
+    found = list(Vectorised(work).map(jobs(work)))
+    assert [(v.examples, v.failure) for v in found] == [(n, None) for n in sizes]
+    assert_visits_agree(found, Serial(work).map(jobs(work)))
 
 
 def test_an_upload_does_not_keep_the_stack_alive():

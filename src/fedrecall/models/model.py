@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fedrecall.errors import UserError, nearest
-from fedrecall.models import kernels
+from fedrecall.models import kernels, norms
 from fedrecall.models.layers import KeyedDropout
 from fedrecall.models.slimmable import narrow, narrow_groups, slim
 from fedrecall.trees import take
@@ -58,8 +58,8 @@ class Model:
         )
         self.compute = compute
         self.feature_layer: str | None = getattr(module, "feature_layer", None)
-        self._train = kernels.equip(copy.deepcopy(module).train().requires_grad_(False))
-        self._eval = kernels.equip(copy.deepcopy(module).eval().requires_grad_(False))
+        self._train = _equipped(module).train()
+        self._eval = _equipped(module).eval()
         self._exact = kernels.of_norms(module)
         self._known: Any = WeakIdKeyDictionary()
         self._dropouts = [n for n, m in module.named_modules() if isinstance(m, KeyedDropout)]
@@ -289,6 +289,10 @@ class Student:
         if params is not self._given:
             self._given, self._cast = params, self.model._ready(params)
         return self._cast
+
+
+def _equipped(module: nn.Module) -> nn.Module:
+    return norms.equip(kernels.equip(copy.deepcopy(module).requires_grad_(False)))
 
 
 def _kept(module: nn.Module, name: str) -> bool:

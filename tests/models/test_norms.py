@@ -1,0 +1,92 @@
+"""Norms of one value, and batches of one example where they meet them."""
+
+import copy
+
+import pytest
+import torch
+from tests.algorithms.cases import assert_same
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from fedrecall.models.model import Model, Params
+
+KEY = torch.tensor(0)
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    """In float64, with nothing left as it was initialised."""
+    stream = torch.Generator().manual_seed(0)
+    for t in [*module.double().parameters(), *module.buffers()]:
+        if t.is_floating_point():
+            t.data = torch.rand(t.shape, generator=stream, dtype=t.dtype) + 0.5
+    return module
+
+
+def images(n: int, *shape: int) -> Tensor:
+    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.BatchNorm1d(4), (4,)),
+        (nn.BatchNorm1d(4), (4, 1)),
+        (nn.BatchNorm2d(4, eps=0.1), (4, 1, 1)),
+        (nn.BatchNorm3d(4), (4, 1, 1, 1)),
+        (nn.BatchNorm2d(4, affine=False), (4, 1, 1)),
+        (nn.BatchNorm2d(4, momentum=None), (4, 1, 1)),
+    ],
+    ids=str,
+)
+def test_one_value_is_normalised_by_the_running_statistics_and_leaves_them_alone(layer, shape):
+    model = Model(nn.Sequential(randomised(layer), nn.Identity()))
+    params, buffers = model.initial()
+    x = images(1, *shape)
+    student = model.student(buffers, KEY)
+    expected = (x.flatten() - buffers["0.running_mean"]) / (buffers["0.running_var"] + layer.eps).sqrt()
+    if layer.affine:
+        expected = expected * params["0.weight"] + params["0.bias"]
+    torch.testing.assert_close(student(params, x).flatten(), expected)
+    assert_same(student.buffers, buffers)
+
+
+@pytest.mark.parametrize("n", [2, 5])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.BatchNorm1d(4), (4,)), (nn.BatchNorm2d(4), (4, 1, 1)), (nn.GroupNorm(2, 4), (4,))],
+)
+def test_more_values_are_pytorchs_own(layer, shape, training, n):
+    layer = randomised(copy.deepcopy(layer)).train(training)
+    model = Model(nn.Sequential(copy.deepcopy(layer)))
+    weights, x = model.initial(), images(n, *shape)
+    student = model.student(weights.buffers, KEY)
+    found = student(weights.params, x) if training else model.logits(weights, x)
+    assert torch.equal(found, layer(x))
+    assert_same(student.buffers, {f"0.{name}": b for name, b in layer.named_buffers()})
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4, track_running_stats=False), nn.GroupNorm(4, 4)], ids=str)
+def test_a_value_that_is_its_own_mean_becomes_the_bias(layer):
+    model = Model(nn.Sequential(randomised(layer)))
+    weights = model.initial()
+    for n in (1, 2) if isinstance(layer, nn.GroupNorm) else (1,):
+        found = model.student({}, KEY)(weights.params, images(n, 4))
+        torch.testing.assert_close(found, weights.params["0.bias"].expand(n, 4))
+        torch.testing.assert_close(model.logits(weights, images(n, 4)), found)
+
+
+def test_a_stack_of_single_examples_is_each_of_them_alone():
+    model = Model(randomised(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))))
+    params, buffers = model.initial()
+
+    def wave(params: Params, x: Tensor) -> Tensor:
+        return model.student(buffers, KEY)(params, x).sin().sum()
+
+    x = images(5, 1, 3)
+    stacked = vmap(grad(wave), in_dims=(None, 0))(params, x)
+    given = {n: p.clone().requires_grad_() for n, p in params.items()}
+    for i in range(len(x)):
+        alone = torch.autograd.grad(wave(given, x[i]), list(given.values()))
+        for g, expected in zip(stacked.values(), alone, strict=True):
+            torch.testing.assert_close(g[i], expected)
