@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fedrecall.models.kernels import plain
+
 
 class _BatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
@@ -35,10 +37,12 @@ class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
 
 
 class GroupNorm(nn.GroupNorm):
-    """Group norm, also of one example with one value a group."""
+    """Group norm, also of one example with one value a group, and under ``torch.func``."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each example's groups of channels."""
+        if not plain(x):  # the kernel copies images with channels last as such, which vmap cannot do
+            x = x.contiguous()
         # Not F.group_norm: of groups of one value it takes two examples and refuses one.
         cudnn = torch.backends.cudnn.enabled
         return torch.group_norm(x, self.num_groups, self.weight, self.bias, self.eps, cudnn)
