@@ -88,6 +88,37 @@ def test_in_single_precision_where_weights_have_channels_last(algorithm: str, no
     assert_visits_agree(found, expected, tolerance=1e-5, loss=1e-5)
 
 
+def distance(a: Any, b: Any) -> float:
+    """Between two trees, as if each were one vector."""
+    left, right = trees.arrays(a), trees.arrays(b)
+    gaps = [(x.double() - right[n].double()).square().sum() for n, x in left.items()]
+    return float(torch.stack(gaps).sum().sqrt())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedalign", "fedcurv", "cwc"])
+def test_in_sixteen_bits_beside_single_precision(algorithm: str, norm: str):
+    """Norms keep 32 bits, also where per-example gradients, narrow blocks and stacks compute with them."""
+    training = {"local_epochs": 1, "batch_size": 30}  # few steps: rounding grows with them
+    settings = {"model": f"{NETS}:norm={norm}", "augmentation": "none", "training": training}
+    exact = ready(algorithm, precision="float32", **settings)
+    work = ready(algorithm, precision="bfloat16", **settings)
+    start = exact.algorithm.start(exact.model.initial()).weights.params
+    expected = list(Serial(exact).map(jobs(exact)))
+    alone = list(Serial(work).map(jobs(work)))
+    stack = list(Vectorised(work).map(jobs(work)))
+    for found, reference in [(alone, expected), (stack, alone)]:
+        for a, b in zip(found, reference, strict=True):
+            assert a.failure is None
+            assert a.loss == pytest.approx(b.loss, rel=0.01)
+            moved = distance(b.up.weights.params, start)
+            assert distance(a.up.weights.params, b.up.weights.params) <= 0.15 * moved
+            for part in ("change", "importance"):
+                if hasattr(b.up, part):
+                    mine, theirs = (getattr(v.up, part) for v in (a, b))
+                    assert distance(mine, theirs) <= 0.1 * distance(theirs, trees.zeros(theirs))
+
+
 @pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize(
     "options",

@@ -1,4 +1,4 @@
-"""Norms of one value, and batches of one example where they meet them."""
+"""Norms of one value, and norms that keep 32 bits in a network of 16."""
 
 import copy
 
@@ -90,3 +90,38 @@ def test_a_stack_of_single_examples_is_each_of_them_alone():
         alone = torch.autograd.grad(wave(given, x[i]), list(given.values()))
         for g, expected in zip(stacked.values(), alone, strict=True):
             torch.testing.assert_close(g[i], expected)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(4),
+        nn.BatchNorm2d(4, affine=False),
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.GroupNorm(2, 4),
+        nn.LayerNorm((4, 5, 5)),
+    ],
+    ids=str,
+)
+def test_transforms_take_norms_in_single_precision_in_a_network_of_sixteen_bits(norm):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), norm, nn.Tanh(), nn.Flatten(), nn.Linear(100, 2))
+    model = Model(randomised(net).float(), compute=torch.bfloat16)
+    params, buffers = model.initial()
+    seen: list[torch.dtype] = []
+
+    def wave(params: Params, buffers: Params, x: Tensor) -> Tensor:
+        found = model.student(buffers, KEY).traced(params, x, ["1"])
+        seen.extend((found.given.dtype, found.made.dtype))
+        return (found.logits / 100).sin().sum()
+
+    x = images(24, 3, 5, 5).float().view(4, 6, 3, 5, 5)
+    each = {n: torch.stack([b] * 4) for n, b in buffers.items()}
+    stacked = vmap(grad(wave), in_dims=(None, 0, 0))(params, each, x)
+    given = {n: p.clone().requires_grad_() for n, p in params.items()}
+    for i in range(len(x)):
+        alone = torch.autograd.grad(wave(given, buffers, x[i]), list(given.values()))
+        expected = torch.cat([g.flatten() for g in alone])
+        found = torch.cat([g[i].flatten() for g in stacked.values()])
+        assert found.dtype == torch.float32
+        assert float((found - expected).norm()) <= 0.05 * float(expected.norm())
+    assert set(seen) == {torch.bfloat16}

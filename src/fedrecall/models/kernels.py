@@ -101,19 +101,6 @@ def equip(module: nn.Module) -> nn.Module:
     return module
 
 
-NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
-
-
-def of_norms(module: nn.Module) -> frozenset[str]:
-    """Names of the parameters of normalisation layers, which stay in single precision."""
-    return frozenset(
-        f"{name}.{p}" if name else p
-        for name, layer in module.named_modules()
-        if isinstance(layer, NORMS)
-        for p, _ in layer.named_parameters(recurse=False)
-    )
-
-
 class _ReluPool(torch.autograd.Function):
     """max-pool(relu(x)) over 2x2 pixels: of x's six axes ``rows`` is a square's two rows, 4 its columns.
 

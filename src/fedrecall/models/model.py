@@ -60,7 +60,7 @@ class Model:
         self.feature_layer: str | None = getattr(module, "feature_layer", None)
         self._train = _equipped(module).train()
         self._eval = _equipped(module).eval()
-        self._exact = kernels.of_norms(module)
+        self._exact = norms.of_norms(module)
         self._known: Any = WeakIdKeyDictionary()
         self._dropouts = [n for n, m in module.named_modules() if isinstance(m, KeyedDropout)]
 
@@ -258,13 +258,13 @@ class Student:
         """
         x = kept = given.narrow(1, 0, slim(given.shape[1], width))
         state = {**params, **self._state()}
+        cast = params.keys() - self.model._exact if self.model.compute is not None else ()
         for name in layers:
             layer = self.model._layer(self.model._train, name)
             own = {n.removeprefix(f"{name}."): t for n, t in state.items() if n.startswith(f"{name}.")}
             thin = narrow(own, width)
             scratch = {n: t.clone() if f"{name}.{n}" in self.buffers else t for n, t in thin.items()}
-            if self.model.compute is not None:
-                scratch = {n: t if f"{name}.{n}" not in params else t.to(x.dtype) for n, t in scratch.items()}
+            scratch = {n: t.to(x.dtype) if f"{name}.{n}" in cast else t for n, t in scratch.items()}
             with narrow_groups(layer, width):
                 x = functional_call(layer, scratch, (x,))
         return kept, x

@@ -1,7 +1,11 @@
-"""Normalisation layers where PyTorch's own stop: a batch that is one value for each channel.
+"""Normalisation layers where PyTorch's own stop: one value for each channel, or two types of numbers.
 
 The last batch of an epoch may be one example, and a client may hold no more. Where its map has shrunk
 to one pixel there is nothing to take batch norm's statistics of, and PyTorch refuses.
+
+A network that computes in bfloat16 keeps the numbers of its norms in single precision. PyTorch's
+kernels take both types together of plain CPU tensors, but not under ``torch.func``: there a norm
+computes in its own type and gives back that of its input.
 """
 
 from __future__ import annotations
@@ -11,17 +15,30 @@ from torch import Tensor, nn
 
 from fedrecall.models.kernels import plain
 
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
+
+
+def of_norms(module: nn.Module) -> frozenset[str]:
+    """Names of the parameters of normalisation layers, which stay in single precision."""
+    return frozenset(
+        f"{name}.{p}" if name else p
+        for name, layer in module.named_modules()
+        if isinstance(layer, NORMS)
+        for p, _ in layer.named_parameters(recurse=False)
+    )
+
 
 class _BatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise by the batch; a single value by the running statistics, which it leaves alone."""
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
+        mine = _in_the_type_of(self.weight if self.affine else self.running_mean, x, self)
         if x.numel() != x.shape[1]:
-            return super().forward(x)
+            return super().forward(mine).to(x.dtype)
         # Without running statistics the value is its own mean, and the layer gives its bias.
         own, cudnn = self.running_mean is None, torch.backends.cudnn.enabled
         statistics = (self.running_mean, self.running_var, own, 0.0)
-        return torch.batch_norm(x, self.weight, self.bias, *statistics, self.eps, cudnn)
+        return torch.batch_norm(mine, self.weight, self.bias, *statistics, self.eps, cudnn).to(x.dtype)
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
@@ -41,11 +58,20 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each example's groups of channels."""
+        mine = _in_the_type_of(self.weight, x, self)
         if not plain(x):  # the kernel copies images with channels last as such, which vmap cannot do
-            x = x.contiguous()
+            mine = mine.contiguous()
         # Not F.group_norm: of groups of one value it takes two examples and refuses one.
         cudnn = torch.backends.cudnn.enabled
-        return torch.group_norm(x, self.num_groups, self.weight, self.bias, self.eps, cudnn)
+        return torch.group_norm(mine, self.num_groups, self.weight, self.bias, self.eps, cudnn).to(x.dtype)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm, also in two types of numbers under ``torch.func``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last axes."""
+        return super().forward(_in_the_type_of(self.weight, x, self)).to(x.dtype)
 
 
 KINDS: dict[type[nn.Module], type[nn.Module]] = {
@@ -53,6 +79,7 @@ KINDS: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm2d: BatchNorm2d,
     nn.BatchNorm3d: BatchNorm3d,
     nn.GroupNorm: GroupNorm,
+    nn.LayerNorm: LayerNorm,
 }
 
 
@@ -62,3 +89,10 @@ def equip(module: nn.Module) -> nn.Module:
         if type(layer) in KINDS:
             layer.__class__ = KINDS[type(layer)]
     return module
+
+
+def _in_the_type_of(own: Tensor | None, x: Tensor, layer: nn.Module) -> Tensor:
+    """``x`` in the type of the layer's numbers, ``own`` of them, where its kernel does not take both."""
+    if own is None or own.dtype == x.dtype or plain(x, *layer.parameters(False), *layer.buffers(False)):
+        return x
+    return x.to(own.dtype)
