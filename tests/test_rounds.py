@@ -1,6 +1,7 @@
 """Who is sampled, how chains are walked, and what is combined."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -43,7 +44,7 @@ def play(sampled, chains, failing=(), algorithm=None):
     backend = Scripted(failing)
     played = rounds.play(
         algorithm or FedAvg(),
-        None,
+        SimpleNamespace(constants=frozenset()),
         Server(weights(0.0)),
         Memories(Memory()),
         backend,

@@ -86,6 +86,34 @@ def test_a_batch_of_one_example_is_normalised_by_running_statistics(n):
     assert done.up.weights.buffers["2.num_batches_tracked"].item() == (0 if n == 1 else 4)
 
 
+def test_a_visit_with_frozen_layers_is_torch_sgd_on_the_others():
+    def frozen() -> nn.Module:
+        module = network(True)
+        module[0].requires_grad_(False)
+        module[1].bias.requires_grad_(False)
+        return module
+
+    recipe, data = Recipe(3, 10, 0.1, 0.9, 0.9, 0.01), client()
+    done = go(FedAvg(), frozen(), recipe, data)
+    module = frozen().train()
+    learned = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    sgd = torch.optim.SGD(learned.values(), lr=0.1 * 0.9, momentum=0.9, weight_decay=0.01)
+    for batch in data.training_batches(data.draw(3, 5, 2, 7), 10):
+        sgd.zero_grad()
+        nn.functional.cross_entropy(module(batch.x), batch.y).backward()
+        sgd.step()
+    params, buffers = done.up.weights
+    assert_same(params, {n: p.detach() for n, p in learned.items()}, 1e-13)
+    assert {**params, **buffers}.keys() == module.state_dict().keys()
+    for name in ("0.weight", "0.bias", "1.bias"):
+        assert torch.equal(buffers[name], frozen().get_parameter(name))
+
+
+def test_a_model_with_nothing_to_train_is_refused():
+    with pytest.raises(UserError, match="nothing to train"):
+        Model(network().requires_grad_(False))
+
+
 @pytest.mark.parametrize("which", range(4))
 def test_a_step_goes_number_by_number_however_these_lie_in_memory(which):
     stream = torch.Generator().manual_seed(0)

@@ -229,7 +229,8 @@ class Private(FedAvg):
         if weights.buffers:
             raise UserError(
                 "private: the model has running statistics of the clients' data, which would leave without "
-                "noise; choose one without batch normalisation, such as cnn."
+                "noise, or frozen parameters; choose one without batch normalisation, such as cnn, that "
+                "learns all its parameters."
             )
         digest = hashlib.blake2b(digest_size=8)
         for tensor in weights.params.values():

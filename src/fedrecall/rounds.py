@@ -110,7 +110,8 @@ def walk(
                 memory = memories.get(client := chain[link])
                 jobs.append(Job(g, client, round_number, downs[g], memory))
                 bytes_down += trees.size_in_bytes(downs[g])
-        for job, visit in zip(jobs, (yield jobs), strict=True):
+        for job, made in zip(jobs, (yield jobs), strict=True):
+            visit = _with_constants(model, made, job.down)
             visits[job.chain].append(visit)
             if visit.failure is None:
                 bytes_up += trees.size_in_bytes(visit.up)
@@ -119,6 +120,15 @@ def walk(
                     downs[job.chain] = algorithm.relay(downs[job.chain], visit.up)
     server = combine(algorithm, server, visits, population)
     return Round(server, chains, [v for row in visits for v in row], bytes_down, bytes_up)
+
+
+def _with_constants(model: Model, visit: Visit, down: Any) -> Visit:
+    """The visit with frozen parameters as they were sent, whatever came of them on the way."""
+    if visit.failure is not None or not model.constants:
+        return visit
+    sent, weights = down.weights.buffers, visit.up.weights
+    buffers = {n: sent[n] if n in model.constants else b for n, b in weights.buffers.items()}
+    return visit._replace(up=visit.up._replace(weights=weights._replace(buffers=buffers)))
 
 
 def combine(algorithm: FedAvg, server: Any, visits: Sequence[Sequence[Visit]], population: int) -> Any:

@@ -17,8 +17,8 @@ class Small(nn.Module):
     feature_layer = "fc"
     last_block = "last"
 
-    def __init__(self, classes: int, channels: int, norm: str = "none", stride: int = 2):
-        """``stride``: with 3 the last map of a 6 x 6 image is one pixel."""
+    def __init__(self, classes: int, channels: int, norm: str = "none", stride: int = 2, frozen: str = ""):
+        """``stride``: with 3 the last map of a 6 x 6 image is one pixel; ``frozen``: a layer."""
         super().__init__()
         self.first = nn.Conv2d(channels, 4, 3, stride=2, padding=1)
         self.norm1 = normed(norm, 4)
@@ -28,6 +28,8 @@ class Small(nn.Module):
             nn.ReLU(),
         )
         self.fc = nn.Linear(8, classes)
+        if frozen:
+            self.get_submodule(frozen).requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.norm1(self.first(x)))

@@ -12,6 +12,7 @@ from tests.algorithms.cases import (
     BATCH_NORM,
     CASES,
     CHAINED,
+    NETS,
     NORMED,
     VARIANTS,
     Case,
@@ -25,6 +26,7 @@ from torch.func import grad, vmap
 
 from fedrecall import files, rounds, trees
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.fedavg import Up
 from fedrecall.backends import BACKENDS
 from fedrecall.backends.backend import Work
 from fedrecall.backends.serial import Serial
@@ -261,6 +263,52 @@ def test_the_teacher_is_in_evaluation_mode_with_its_own_statistics(case: Case):
     reference = run.model.student(own, torch.tensor(0))
     reference({n: p * 1.1 + 0.02 for n, p in down.weights.params.items()}, batch.x)
     assert_same(after, reference.buffers)
+
+
+@pytest.mark.parametrize("precision", ["float64", "bfloat16"])
+@pytest.mark.parametrize(**each(NORMED))
+def test_frozen_parameters_stay_as_they_are_and_in_the_model(case: Case, precision: str, tmp_path):
+    settings = case.settings | {"model": f"{BATCH_NORM},frozen=last", "precision": precision, "rounds": 2}
+    runs = [
+        experiment(case.spec, tmp_path / backend, backend=backend, **settings)
+        for backend in ("serial", "vectorised")
+    ]
+    constants = {"last.0.weight", "last.0.bias", "last.1.weight", "last.1.bias"}
+    for run in runs:
+        start = run.model.initial()
+        run.run()
+        after, saved = run.server.weights, next(run.folder.checkpoints()).arrays
+        assert constants <= after.buffers.keys() - after.params.keys()
+        for name, buffer in start.buffers.items():
+            assert torch.equal(after.buffers[name], buffer) == (name in constants), name
+            assert torch.equal(saved[f"weights/buffers/{name}"], after.buffers[name])
+        assert not any(torch.equal(after.params[name], p) for name, p in start.params.items())
+    if precision == "float64":
+        assert_same(runs[1].server, runs[0].server, 1e-12)
+
+
+def test_frozen_parameters_that_come_back_changed_are_not_taken():
+    run = experiment("fedavg", model=f"{NETS}:frozen=first")
+
+    class Lossy(Serial):
+        def map(self, jobs: Any) -> Iterator[Any]:
+            for made in super().map(jobs):
+                shaken = {n: b * 1.01 for n, b in made.up.weights.buffers.items()}
+                yield made._replace(up=Up(made.up.weights._replace(buffers=shaken)))
+
+    played = rounds.play(
+        run.algorithm,
+        run.model,
+        run.server,
+        run.memories,
+        Lossy(run.work),
+        None,
+        population=6,
+        sampled=[0, 1, 2, 3],
+        chain_count=2,
+        round_number=1,
+    )
+    assert_same(played.server.weights.buffers, run.model.initial().buffers)
 
 
 @pytest.mark.parametrize(**each(NORMED))

@@ -397,7 +397,8 @@ class _Wave(NamedTuple):
 
 def mixes_examples(model: Model) -> bool:
     """Whether an example's logits depend on the rest of its batch, as far as one can tell."""
-    return bool(model.initial().buffers) or model.contains(_BatchNorm)
+    statistics = model.initial().buffers.keys() - model.constants
+    return bool(statistics) or model.contains(_BatchNorm)
 
 
 def with_matmul_convolutions(model: Model) -> Model:

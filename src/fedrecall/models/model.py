@@ -29,7 +29,7 @@ class Weights(NamedTuple):
     params: Params
     """What training changes by its gradient."""
     buffers: Params
-    """What training changes by itself: the running statistics of batch norm."""
+    """What no gradient changes: the running statistics of batch norm, and frozen parameters."""
 
 
 class Output(NamedTuple):
@@ -52,10 +52,14 @@ class Model:
 
     def __init__(self, module: nn.Module, *, compute: torch.dtype | None = None):
         """``compute``: the type in which to run the network when it is not that of its weights."""
-        self._initial = Weights(
-            {n: p.detach().clone() for n, p in module.named_parameters()},
-            {n: b.detach().clone() for n, b in module.named_buffers() if _kept(module, n)},
-        )
+        learned = {n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad}
+        frozen = {n: p.detach().clone() for n, p in module.named_parameters() if not p.requires_grad}
+        if frozen and not learned:
+            raise UserError("every parameter of the model is frozen (requires_grad=False): nothing to train.")
+        statistics = {n: b.detach().clone() for n, b in module.named_buffers() if _kept(module, n)}
+        self._initial = Weights(learned, statistics | frozen)
+        self.constants = frozenset(frozen)
+        """Names of the frozen parameters; they are among the buffers and nothing may move them."""
         self.compute = compute
         self.feature_layer: str | None = getattr(module, "feature_layer", None)
         self._train = _equipped(module).train()
@@ -151,7 +155,8 @@ class Model:
     def _run(self, module: nn.Module, params: Params, buffers: Params, x: Tensor) -> Tensor:
         if self.compute is not None:
             x = x.to(self.compute)
-        out: Tensor = functional_call(module, params | buffers, (kernels.images(x),))
+        fixed = {n: self._ready_one(n, buffers[n]) for n in self.constants & buffers.keys()}
+        out: Tensor = functional_call(module, params | buffers | fixed, (kernels.images(x),))
         return out.float() if self.compute is not None else out
 
     def _ready(self, params: Params) -> Params:
@@ -220,7 +225,7 @@ class Student:
 
     def __init__(self, model: Model, buffers: Params, key: Tensor):
         self.model = model
-        self.buffers = {n: b.clone() for n, b in buffers.items()}
+        self.buffers = {n: b if n in model.constants else b.clone() for n, b in buffers.items()}
         self._given: Params | None = None
         self._cast: Params = {}
         self._keys = {f"{name}.key" if name else "key": key for name in model._dropouts}
@@ -258,7 +263,8 @@ class Student:
         """
         x = kept = given.narrow(1, 0, slim(given.shape[1], width))
         state = {**params, **self._state()}
-        cast = params.keys() - self.model._exact if self.model.compute is not None else ()
+        cast = params.keys() | self.model.constants if self.model.compute is not None else frozenset()
+        cast -= self.model._exact
         for name in layers:
             layer = self.model._layer(self.model._train, name)
             own = {n.removeprefix(f"{name}."): t for n, t in state.items() if n.startswith(f"{name}.")}
