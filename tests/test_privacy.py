@@ -432,3 +432,11 @@ def test_a_tables_columns_must_not_have_been_standardised_by_everyone(tmp_path):
         run()
     seen = run(standardise=False).federation
     assert torch.equal(next(seen.test.batches()).x, torch.tensor([r[:3] for r in rows], dtype=torch.float32))
+
+
+def test_a_parameter_that_is_one_number_is_protected_like_others():
+    moved = {"scale": torch.tensor([3.0, 0.0]), "weight": torch.tensor([[4.0, 0.0], [0.3, 0.4]])}
+    algorithm = Private("fedavg", clip=1.0, noise=0.0)
+    torch.testing.assert_close(algorithm._scales(moved), torch.tensor([0.2, 1.0], dtype=torch.float64))
+    server = algorithm.start(Weights({"scale": torch.tensor(1.0)}, {}))
+    assert int(server.round) == 0

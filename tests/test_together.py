@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from tests.algorithms.cases import assert_same, experiment
 
 from fedrecall import config as configs
+from fedrecall import trees
+from fedrecall.backends import vectorised
 from fedrecall.backends.vectorised import Vectorised
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment, Interrupted
@@ -61,6 +64,16 @@ def test_only_runs_whose_steps_are_the_same_are_one_stack():
     assert group(by_inputs) == [[0, 2], [1]]
     with pytest.raises(UserError, match="not by 'processes'"):
         group([configs.make({"backend": "processes"})])
+
+
+def test_data_sets_of_one_name_are_normalised_each_by_its_own():
+    first = experiment(algorithm="fedavg", backend="vectorised")
+    run_config, data = first.config, first.federation.dataset
+    given = [data, replace(data, mean=data.mean + 0.3, std=2 * data.std)]
+    results = run_together([Experiment(run_config, dataset=d) for d in given])
+    for result, own in zip(results, given, strict=True):
+        alone = Experiment(run_config, dataset=own).run()
+        assert_same(result.weights, alone.weights, 1e-12)
 
 
 def test_one_stack_holds_everybodys_clients(monkeypatch: pytest.MonkeyPatch):
@@ -139,3 +152,36 @@ def test_a_failing_run_lets_go_of_every_folder(tmp_path: Path):
     assert [len(e.history) for e in again] == [1, 0]
     for e in again:
         e.close()
+
+
+class Replayed:
+    """A recorded training without its GPU: results lie where those of the last replay lay."""
+
+    def __init__(self, *given: Any):
+        *self.parts, stack = given
+        self.inputs = trees.detached(stack)
+        self.outputs: Any = None
+
+    def start(self, stack: Any) -> Any:
+        trees.transform(lambda mine, new: mine.copy_(new), self.inputs, stack)
+        made = vectorised.local_training(*self.parts, self.inputs, self.inputs.lr)
+        if self.outputs is None:
+            self.outputs = trees.detached(made)
+        trees.transform(lambda kept, new: kept.copy_(new), self.outputs, made)
+        return self.outputs
+
+    def wait(self) -> None:
+        pass
+
+
+def test_recorded_trainings_of_one_wave_do_not_take_one_anothers_place(monkeypatch: pytest.MonkeyPatch):
+    def recording(config: Any, work: Any) -> Vectorised:
+        backend = Vectorised(work)
+        backend.options = vectorised.Options(graph=True)
+        return backend
+
+    monkeypatch.setattr(vectorised, "Recorded", Replayed)
+    monkeypatch.setattr("fedrecall.together.open_vectorised", recording)
+    runs = [{"algorithm": "fedavg", "partition": "iid", "training": {"lr": lr}} for lr in (0.01, 0.1)]
+    for run, result in zip(runs, run_together(together(runs)), strict=True):
+        assert_same(result.weights, experiment(**run).run().weights, 1e-12)

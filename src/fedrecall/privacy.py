@@ -234,7 +234,7 @@ class Private(FedAvg):
             )
         digest = hashlib.blake2b(digest_size=8)
         for tensor in weights.params.values():
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         key = int.from_bytes(digest.digest(), "big") >> 1
         return Server(
             self.inner.start(weights), torch.tensor(0), torch.zeros(2, dtype=torch.int64), torch.tensor(key)
@@ -316,7 +316,10 @@ class Private(FedAvg):
 
     def _scales(self, moved: Params) -> Tensor:
         """What to multiply each update [clients, ...] by so that none is longer than ``clip``, [clients]."""
-        lengths = [torch.linalg.vector_norm(m.flatten(1), dim=1, dtype=torch.float64) for m in moved.values()]
+        lengths = [
+            torch.linalg.vector_norm(m.reshape(len(m), -1), dim=1, dtype=torch.float64)
+            for m in moved.values()
+        ]
         length = torch.linalg.vector_norm(torch.stack(lengths), dim=0)
         scales: Tensor = (self.clip / length.clamp_min(1e-300)).clamp_max(1.0)
         return scales

@@ -24,7 +24,7 @@ def run_together(experiments: Sequence[Experiment]) -> list[Result]:
     last checkpoint.
     """
     backends: dict[int, Vectorised] = {}
-    groups = group([e.config for e in experiments])
+    groups = group([e.config for e in experiments], [statistics(e) for e in experiments])
     works = [e.work for e in experiments]
     results: dict[int, Result] = {}
     stopped: Interrupted | None = None
@@ -71,14 +71,20 @@ def open_vectorised(config: Config, work: Work) -> Vectorised:
     return Vectorised(work, OPTIONS.make(f"vectorised:{options}"))
 
 
-def group(configs: Sequence[Config]) -> list[list[int]]:
-    """Which runs can be one stack: what they compute in a step must be the same."""
+def statistics(experiment: Experiment) -> Any:
+    """What a stack has of its data set once: one of the same name may have been given, with others."""
+    data = experiment.federation.dataset
+    return data.shape, data.classes, data.mean.tolist(), data.std.tolist()
+
+
+def group(configs: Sequence[Config], given: Sequence[Any] | None = None) -> list[list[int]]:
+    """Which runs can be one stack: what they compute in a step must be the same, like what is given."""
     groups: dict[str, list[int]] = {}
     for i, c in enumerate(configs):
         if c.backend.partition(":")[0] not in ("auto", "vectorised"):
             raise UserError(f"runs together are trained by the vectorised backend, not by {c.backend!r}.")
         where = (c.backend, c.device, c.precision)
         inputs = (c.dataset, c.augmentation, c.normalisation, c.training.batch_size)
-        step = (c.algorithm, c.model, *inputs, *where)
+        step = (c.algorithm, c.model, *inputs, *where, given[i] if given is not None else None)
         groups.setdefault(repr(step), []).append(i)
     return list(groups.values())

@@ -270,3 +270,6 @@ def test_what_is_resumed_lies_with_the_weights(share):
     away = trees.transform(lambda t: t.to("meta"), run.server.weights)
     assert run.algorithm.start(away).distributions.device.type == "meta"
     assert all(t.device.type == "meta" for t in trees.arrays(run.algorithm.remember(away)).values())
+    down = run.algorithm.broadcast(run.model, run.algorithm.start(away), None)
+    anchor = run.algorithm.prepare(run.model, down, (), run.federation.client(0))
+    assert {anchor.logits.device.type, anchor.distances.device.type} == {"meta"}

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from fedrecall import trees
+from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg, Memory
 from fedrecall.algorithms.fedntd import FedNTD
 from fedrecall.algorithms.scaffold import Scaffold
@@ -351,6 +352,13 @@ def test_no_process_outlives_the_one_that_started_it(signum, tmp_path):
     run.stdout.close()
 
 
+class Odd(Exception):
+    """Cannot be made again from its pickle."""
+
+    def __init__(self, where, what):
+        super().__init__(f"{where}: {what}")
+
+
 @dataclass(frozen=True)
 class Raises(FedAvg):
     kind: str = "plain"
@@ -360,6 +368,8 @@ class Raises(FedAvg):
             raise UserError("do this instead.")
         if self.kind == "dies":
             os._exit(7)
+        if self.kind == "odd":
+            raise Odd("prepare", "something to be seen")
         if self.kind == "greedy":
             torch.empty(1 << 56)
         raise ZeroDivisionError("in a hook")
@@ -370,6 +380,7 @@ class Raises(FedAvg):
     [
         ("plain", ZeroDivisionError, "in a hook"),
         ("user", UserError, "do this instead"),
+        ("odd", RuntimeError, "prepare: something to be seen"),
         ("dies", UserError, "ended its worker process 3 times, the last time with exit code 7"),
         ("greedy", UserError, "ended its worker process 3 times, the last time because memory ran out"),
     ],
@@ -378,6 +389,48 @@ def test_an_exception_in_a_hook_arrives(kind, error, words, opened):
     w = work(Raises(kind), workers=2)
     with pytest.raises(error, match=words):
         list(opened(w).map(jobs(w)))
+
+
+def test_workers_have_the_code_that_was_loaded_whatever_the_file_says_since(tmp_path, opened):
+    source = (
+        "from dataclasses import dataclass\n"
+        "from fedrecall.algorithms.fedavg import FedAvg\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(FedAvg):\n"
+        "    def correct(self, grads, anchor):\n"
+        "        return {n: FACTOR * g for n, g in grads.items()}\n"
+    )
+    path = tmp_path / "edited.py"
+    path.write_text(source + "FACTOR = 1.0\n")
+    w = work(ALGORITHMS.make(f"{path}:Mine"), workers=2)
+    path.write_text(source + "FACTOR = 0.0\n")
+    same(opened(w).map(jobs(w)), Serial(w).map(jobs(w)))
+
+
+def test_an_interrupted_question_to_the_nursery_ends_it(opened, monkeypatch):
+    w = work(workers=2)
+    backend = opened(w)
+    same(backend.map(jobs(w)), Serial(w).map(jobs(w)))
+    nursery = processes.Nursery.shared()
+
+    class Interrupted:
+        """The end of the line, at which a Ctrl-C arrives between question and answer."""
+
+        def __init__(self, end):
+            self.end = end
+
+        def recv(self, *given):
+            raise KeyboardInterrupt
+
+        def __getattr__(self, name):
+            return getattr(self.end, name)
+
+    end = nursery._end
+    monkeypatch.setattr(nursery, "_end", Interrupted(end))
+    monkeypatch.setattr(processes.socket, "send_fds", lambda end, *given: None)
+    with pytest.raises(KeyboardInterrupt):
+        nursery._ask(0, ())
+    assert end.fileno() == -1  # nobody will take that answer for the next question's
 
 
 def test_a_visit_that_fails_by_nan_is_reported_as_serial_does(opened):

@@ -124,9 +124,9 @@ class MultiTeacher(FedSeq):
 
     def prepare(self, model: Model, down: Down, memory: Any, data: LocalData) -> Anchor:
         """How far each teacher's client is, and if it can be, what the teachers say of the data."""
-        nothing = torch.empty(0)
+        nothing = _nobody(down.weights, 0).float()
         if len(down.distributions) == 0:
-            return Anchor(Weights({}, {}), nothing, torch.empty(0, dtype=torch.float64))
+            return Anchor(Weights({}, {}), nothing, _nobody(down.weights, 0))
         distances = discrepancy(down.distributions, data.distribution, self.metric, self.epsilon)
         if data.augmented:
             return Anchor(down.teachers, nothing, distances)

@@ -28,6 +28,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -133,6 +134,9 @@ class Nursery:
                 answer = self._end.recv(8, socket.MSG_WAITALL)
             except OSError as error:
                 raise Gone from error
+            except BaseException:  # interrupted: the answer would be taken for that of the next question
+                self._end.close()
+                raise
         if len(answer) < 8:
             raise Gone
         return int(struct.unpack("!q", answer)[0])
@@ -154,7 +158,7 @@ _ENVIRONMENT = {
 class Worker:
     """One worker as this process sees it."""
 
-    def __init__(self, nursery: Nursery, places: tuple[list[str], list[str]], work: Parcel):
+    def __init__(self, nursery: Nursery, places: tuple[list[str], dict[Path, bytes]], work: Parcel):
         ours, theirs = socket.socketpair()
         pulse = _anonymous()
         try:
@@ -199,10 +203,13 @@ class Processes:
                 f"worker processes cannot load your algorithm or model: {error}; put it into a file of its "
                 "own and name it as file.py:Class, or use the serial backend."
             ) from error
-        # Where a worker finds the code: what can be imported, and the files loaded by path that it needs.
-        needed = [
-            str(p) for p, m in specs._loaded_files.items() if m.__name__.encode() in self._parcel.structure
-        ]
+        # Where a worker finds the code: what can be imported, and the files loaded by path that it needs, as
+        # they were loaded: the files themselves may have been changed since.
+        needed = {
+            path: specs.loaded_sources[path]
+            for path, module in specs._loaded_files.items()
+            if module.__name__.encode() in self._parcel.structure
+        }
         self._places = (list(sys.path), needed)
         self._workers: list[Worker] = []
         self._arenas: list[Arena] = []

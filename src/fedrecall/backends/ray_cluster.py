@@ -34,7 +34,7 @@ from fedrecall import specs, trees
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.parcels import Folded, Unsendable, fold, unfold
 from fedrecall.backends.processes import ATTEMPTS, PATIENCE, SLOWER, cores, raise_again
-from fedrecall.backends.worker import Failed
+from fedrecall.backends.worker import Failed, told
 from fedrecall.data.store import Split
 from fedrecall.errors import UserError
 from fedrecall.specs import POSITIVE
@@ -80,7 +80,7 @@ class Actor:
                 specs.load_source(path, source, "actor")
             self._fixed = (*unfold(work), unfold(data, copy=False))
         except Exception as error:
-            return _answer(Failed(error, traceback.format_exc()))
+            return _answer(told(error))
         return _answer(None)
 
     def put_down(self) -> None:
@@ -106,7 +106,7 @@ class Actor:
                 client=client,
             )
         except Exception as error:
-            made = Failed(error, traceback.format_exc())
+            made = told(error)
         return _answer(made)
 
 

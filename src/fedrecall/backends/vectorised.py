@@ -11,7 +11,7 @@ examples (batch norm); then a step is taken once for each size of batch.
 """
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
@@ -165,6 +165,7 @@ class Vectorised:
             wave = _Wave(time.perf_counter(), size, [], {})
             try:
                 for lane in range(self.options.lanes if size else 0):
+                    under_way: Counter[Any] = Counter()
                     chunk = left[lane * size : (lane + 1) * size]
                     begun = {i: self._begin(*tasks[i]) for i in chunk}
                     for group in self._alike(begun):
@@ -173,7 +174,7 @@ class Vectorised:
                             work, job = tasks[i]
                             (wave.done[i],) = Serial(work).map([job])
                         else:
-                            wave.under_way.append(self._train(group, lane))
+                            wave.under_way.append(self._train(group, lane, under_way))
                 return wave._replace(size=min(size * self.options.lanes, len(left)))
             except torch.OutOfMemoryError:
                 if size == 1:
@@ -221,8 +222,11 @@ class Vectorised:
             groups.setdefault((b.sgd._replace(steps=0), shapes), {})[i] = b
         return list(groups.values())
 
-    def _train(self, group: dict[int, Begun], lane: int) -> "_UnderWay":
-        """The stack's last state, and the losses [S, K]."""
+    def _train(self, group: dict[int, Begun], lane: int, under_way: "Counter[Any]") -> "_UnderWay":
+        """The stack's last state, and the losses [S, K].
+
+        ``under_way`` counts the lane's recorded trainings whose results still lie where they were made.
+        """
         begun = list(group.values())
         batch_size = self.work.recipe.batch_size
         device = next(iter(begun[0].state.params.values())).device
@@ -232,7 +236,9 @@ class Vectorised:
             state, losses = local_training(self.work.algorithm, self._model, plan, stack)
             return _UnderWay(group, state, losses, None, stack)
         shapes = tuple((n, t.shape, t.dtype) for n, t in trees.leaves(stack))
-        key = (plan.widths, plan.sgd._replace(lr=0.0), plan.shared, shapes)
+        alike = (plan.widths, plan.sgd._replace(lr=0.0), plan.shared, shapes)
+        key = (*alike, under_way[alike])
+        under_way[alike] += 1
         kept = self._graphs.setdefault(lane, OrderedDict())
         if key not in kept:
             while len(kept) >= GRAPHS_KEPT:

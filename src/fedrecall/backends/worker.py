@@ -20,7 +20,6 @@ import time
 import traceback
 from contextlib import suppress
 from mmap import mmap
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +35,9 @@ from fedrecall.backends.parcels import (
     Lying,
     Parcel,
     Unsendable,
+    fold,
     pack,
+    unfold,
     unpack,
 )
 from fedrecall.errors import lacks_memory
@@ -50,6 +51,16 @@ class Failed(NamedTuple):
 
     error: BaseException | None
     text: str
+
+
+def told(error: Exception) -> Failed:
+    """The exception that is being handled; its text alone where it cannot be sent and made again."""
+    text = traceback.format_exc()
+    try:
+        unfold(fold(error))
+    except Exception:
+        return Failed(None, text)
+    return Failed(error, text)
 
 
 def nursery(control: int) -> None:
@@ -154,8 +165,8 @@ def work(channel: Channel) -> None:
             continue
         try:
             if fixed is None:
-                for path in files:  # where a user's own classes are defined
-                    specs._load_file(Path(path), "worker")
+                for path, source in files.items():  # where a user's own classes are defined
+                    specs.load_source(path, source, "worker")
                 fixed = unpack(parcel)
                 answer: Any = None
             else:
@@ -181,7 +192,7 @@ def work(channel: Channel) -> None:
         except Exception as error:
             if lacks_memory(error):
                 raise  # this process ends, and another one tries
-            answer = Failed(error, traceback.format_exc())
+            answer = told(error)
         packed = _pack(answer, place, spare)
         del answer
         for part in packed:
