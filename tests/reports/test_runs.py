@@ -1,5 +1,9 @@
+import json
+import shutil
+
 import numpy as np
 import pytest
+from tests.reports.synthetic import write
 
 import fedrecall
 from fedrecall import trees
@@ -96,3 +100,72 @@ def test_what_is_no_run_is_refused(tmp_path):
         Run(tmp_path)
     with pytest.raises(UserError, match="neither"):
         open_runs([tmp_path])
+
+
+def without(run, *keys):
+    """Leave keys out of a run's config, as a version wrote it that had no such settings."""
+    config = json.loads((run / "config.json").read_text())
+    for key in keys:
+        part, _, rest = key.partition(".")
+        del (config[part] if rest else config)[rest or part]
+    (run / "config.json").write_text(json.dumps(config))
+
+
+def test_a_folder_that_is_named_twice_is_one_run(tmp_path):
+    run = write(tmp_path / "runs" / "a")
+    (tmp_path / "link").symlink_to(run)
+    named = [tmp_path / "runs", run, tmp_path / "runs" / ".." / "runs" / "a", tmp_path / "link"]
+    assert [r.path for r in open_runs(named)] == [run]
+
+
+def test_an_experiment_has_one_run_of_a_seed(tmp_path):
+    write(tmp_path / "a", played=4)
+    shutil.copytree(write(tmp_path / "b"), tmp_path / "copy")
+    write(tmp_path / "elsewhere", device="cpu", backend="serial", evaluate_every=2, partition_seed=0)
+    write(tmp_path / "partition", partition_seed=1)
+    write(tmp_path / "other", seed=1)
+    (group,) = arrange(open_runs([tmp_path]))
+    assert [r.name for r in group.runs] == ["b", "partition", "other"]
+    assert [(r.name, kept.name) for r, kept in group.left_out] == [
+        ("a", "b"),
+        ("copy", "b"),
+        ("elsewhere", "b"),
+    ]
+
+
+def test_runs_from_before_a_setting_existed_belong_to_those_with_its_default(tmp_path):
+    write(tmp_path / "new", algorithm="fedntd", seed=0)
+    old = write(tmp_path / "old", algorithm="fedntd", seed=1)
+    gone = ("normalisation", "test_augmentation", "precision", "augmentation", "partition_seed")
+    without(old, *gone, "algorithm.kd_mix", "training.momentum")
+    (group,) = arrange(open_runs([tmp_path]))
+    assert group.seeds == [0, 1]
+    assert group.label == "fedntd"
+
+
+def test_a_setting_that_one_of_two_runs_lacks_is_named(tmp_path):
+    old = write(tmp_path / "a")
+    write(tmp_path / "b", precision="float64")
+    later = write(tmp_path / "c")
+    without(old, "precision")
+    config = json.loads((later / "config.json").read_text())
+    (later / "config.json").write_text(json.dumps({**config, "gravity": 9.81}))
+    groups = arrange(open_runs([tmp_path]))
+    assert [g.setup for g in groups] == [
+        "precision=float32",
+        "precision=float64",
+        "precision=float32, gravity=9.81",
+    ]
+
+
+def test_numbers_that_are_equal_are_one_setting(tmp_path):
+    write(tmp_path / "a", seed=0)
+    same = write(tmp_path / "b", seed=1)
+    config = json.loads((same / "config.json").read_text())
+    config["training"]["lr_decay"] = 1
+    (same / "config.json").write_text(json.dumps(config))
+    first = json.loads((tmp_path / "a" / "config.json").read_text())
+    first["training"]["lr_decay"] = 1.0
+    (tmp_path / "a" / "config.json").write_text(json.dumps(first))
+    (group,) = arrange(open_runs([tmp_path]))
+    assert group.seeds == [0, 1]

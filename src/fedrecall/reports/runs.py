@@ -18,6 +18,7 @@ from fedrecall import config as configs
 from fedrecall import files, specs, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
+from fedrecall.data.augmentation import default_for
 from fedrecall.data.datasets import Dataset, load
 from fedrecall.errors import UserError
 from fedrecall.experiment import make_model
@@ -95,6 +96,24 @@ class Run:
         return found
 
     @cached_property
+    def complete(self) -> dict[str, Any]:
+        """The config with what it was saved without, as `config.begun` takes it: settings added later.
+
+        A user's own class is not loaded for it. Numbers that are equal are written alike.
+        """
+        given, usual = self.config, configs.as_dict(Config())
+        found = {k: v for k, v in usual.items() if k not in NEEDED}
+        found |= {"normalisation": "data", "augmentation": str(default_for(given["dataset"]["name"]))}
+        found |= given
+        found["training"] = {**usual["training"], **given["training"]}
+        for kind, registry in configs.REGISTRIES.items():
+            if given[kind]["name"] in registry:
+                known = specs.fields(registry.cls(given[kind]["name"]))
+                usual_here = {f.name: f.default for f in known if f.default is not dataclasses.MISSING}
+                found[kind] = {**usual_here, **given[kind]}
+        return dict(json.loads(json.dumps(found, default=str), parse_float=_number))
+
+    @cached_property
     def records(self) -> list[dict[str, Any]]:
         """One record a round."""
         found = self.folder.metrics()
@@ -145,6 +164,12 @@ class Run:
     def seed(self) -> int:
         """The run's seed."""
         return int(self.config["seed"])
+
+    @property
+    def seeds(self) -> tuple[int, int]:
+        """The run's seed and its partition's."""
+        of_partition = self.config.get("partition_seed")
+        return self.seed, self.seed if of_partition is None else int(of_partition)
 
     @property
     def algorithm(self) -> str:
@@ -229,6 +254,8 @@ class Group:
     """The algorithm, with those of its hyperparameters that differ between the groups."""
     setup: str
     """Whatever else differs between the groups: ``partition=shards:2, clients=100``; may be empty."""
+    left_out: tuple[tuple[Run, Run], ...] = ()
+    """(run, the run that is kept) of those whose seeds another one has: copies, and reruns elsewhere."""
 
     @property
     def label(self) -> str:
@@ -254,7 +281,7 @@ class Group:
 
 
 def open_runs(paths: Iterable[Path | str]) -> list[Run]:
-    """Runs by folder; a folder of runs (no config.json of its own) stands for all that it holds."""
+    """Runs by folder, each once; a folder of runs (no config.json of its own) stands for all in it."""
     found: list[Run] = []
     for path in map(Path, paths):
         if (path / "config.json").exists():
@@ -266,17 +293,25 @@ def open_runs(paths: Iterable[Path | str]) -> list[Run]:
         found.extend(Run(p) for p in inside)
     if not found:
         raise UserError("name at least one run.")
-    return found
+    once: dict[Path, Run] = {}
+    for run in found:
+        once.setdefault(run.path.resolve(), run)
+    return list(once.values())
 
 
 def arrange(runs: Sequence[Run]) -> list[Group]:
-    """The runs by experiment, in the order in which each first occurs, seeds sorted."""
-    members: dict[str, list[Run]] = {}
+    """The runs by experiment, in the order in which each first occurs, seeds sorted.
+
+    An experiment has one run of a seed: the one that is furthest, the first of equals.
+    """
+    members: dict[str, dict[tuple[int, int], list[Run]]] = {}
     for run in runs:
-        members.setdefault(_identity(run), []).append(run)
-    configs_ = [same[0].config for same in members.values()]
-    settings = [_settings(config) for config in configs_]
-    varying = [k for k in settings[0] if len({s.get(k) for s in settings}) > 1]
+        members.setdefault(_identity(run), {}).setdefault(run.seeds, []).append(run)
+    configs_ = [next(iter(same.values()))[0].complete for same in members.values()]
+    settings = [in_words(config) for config in configs_]
+    varying = [
+        k for k in dict.fromkeys(k for s in settings for k in s) if len({s.get(k) for s in settings}) > 1
+    ]
     groups = []
     for same, config, mine in zip(members.values(), configs_, settings, strict=True):
         algorithm = config["algorithm"]
@@ -284,8 +319,30 @@ def arrange(runs: Sequence[Run]) -> list[Group]:
         own = [f"{k}={_word(v)}" for k, v in algorithm.items() if any(o.get(k) != v for o in others)]
         name = " ".join([str(algorithm["name"]), *own])
         setup = ", ".join(mine[k] for k in varying if k in mine)
-        groups.append(Group(tuple(sorted(same, key=lambda run: run.seed)), name, setup))
+        kept = {seeds: max(those, key=_far) if len(those) > 1 else those[0] for seeds, those in same.items()}
+        rest = [
+            (run, kept[seeds]) for seeds, those in same.items() for run in those if run is not kept[seeds]
+        ]
+        groups.append(Group(tuple(kept[seeds] for seeds in sorted(kept)), name, setup, tuple(rest)))
     return groups
+
+
+def unfinished(runs: Iterable[Run]) -> list[str]:
+    """A sentence for every run whose last record is not that of its last round."""
+    return [
+        f"{run.name} stands at round {_far(run)[0]} of {run.config['rounds']}"
+        for run in runs
+        if 0 < _far(run)[0] < run.config["rounds"]
+    ]
+
+
+def left_out(groups: Iterable[Group]) -> list[str]:
+    """A sentence for every run that `arrange` did not count."""
+    return [
+        f"{run.name} is the same experiment with the same seed as {kept.name} and is left out"
+        for group in groups
+        for run, kept in group.left_out
+    ]
 
 
 def value(config: dict[str, Any], key: str) -> Any:
@@ -314,7 +371,7 @@ def spec_text(registry: Registry, spec: dict[str, Any]) -> str:
     return f"{spec['name']}:{','.join(words)}" if words else str(spec["name"])
 
 
-def _settings(config: dict[str, Any]) -> dict[str, str]:
+def in_words(config: dict[str, Any]) -> dict[str, str]:
     """What a setup consists of, each in words."""
     found = {}
     for key, given in config.items():
@@ -339,6 +396,18 @@ def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _number(text: str) -> float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+def _far(run: Run) -> tuple[int, int]:
+    try:
+        return int(run.records[-1]["round"]), len(run.evaluated)
+    except UserError:  # no finished round
+        return 0, 0
+
+
 def _identity(run: Run) -> str:
-    what = {k: v for k, v in run.config.items() if k not in (*SEEDS, *ELSEWHERE)}
+    what = {k: v for k, v in run.complete.items() if k not in (*SEEDS, *ELSEWHERE)}
     return json.dumps(what, sort_keys=True)
