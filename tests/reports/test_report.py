@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from html.parser import HTMLParser
 
 import numpy as np
@@ -170,6 +171,36 @@ def test_only_seeds_that_both_have_are_paired(tmp_path):
             write(tmp_path / f"{name}-{seed}", algorithm=algorithm, seed=seed)
     ((_, _, _, shared),) = pairs(arrange(open_runs([tmp_path])), None)
     assert [(a.seed, b.seed) for a, b in shared] == [(1, 1), (2, 2)]
+
+
+def test_runs_of_different_lengths_are_compared_at_their_ends(tmp_path):
+    write(tmp_path / "long", rounds=6)
+    write(tmp_path / "short", rounds=3)
+    row = Page(build(open_runs([tmp_path]))).tables["comparison-accuracy"][1]
+    ends = [100 * accuracies(0, 0, rounds, 3).mean(1)[-1] for rounds in (6, 3)]
+    assert row[:3] == ["fedavg (rounds=3) − fedavg (rounds=6)", "1", f"{ends[1] - ends[0]:+.2f}"]
+
+
+def test_a_run_that_goes_on_is_compared_at_a_round_that_all_evaluated(tmp_path):
+    for seed in (0, 1):
+        write(tmp_path / f"avg-{seed}", seed=seed)
+        write(tmp_path / f"ntd-{seed}", algorithm="fedntd", seed=seed, better=1, played=4 + 2 * seed)
+    found = Page(build(open_runs([tmp_path])))
+    row = found.tables["comparison-accuracy"][1]
+    at = [accuracies(s, 1, 6, 3).mean(1)[3] - accuracies(s, 0, 6, 3).mean(1)[3] for s in (0, 1)]
+    assert row[:3] == ["fedntd − fedavg, after round 4", "2", f"{100 * np.mean(at):+.2f}"]
+    assert "the last round that all of them evaluated" in " ".join(found.words)
+
+
+def test_a_seed_counts_once_and_the_page_says_what_is_left_out(tmp_path):
+    for algorithm in ("fedavg", "fedntd"):
+        made = write(tmp_path / algorithm, algorithm=algorithm)
+        shutil.copytree(made, tmp_path / f"{algorithm}-copy")
+    found = Page(build(open_runs([tmp_path, tmp_path / "fedavg"])))
+    assert found.tables["comparison-accuracy"][1][1] == "1"
+    assert [row[1] for row in found.tables["results-table"][1:]] == ["1", "1"]
+    said = " ".join(found.words)
+    assert "fedavg-copy is the same experiment with the same seed as fedavg and is left out" in said
 
 
 def test_groups_are_compared_within_their_setup_or_with_a_named_baseline(tmp_path):

@@ -23,7 +23,7 @@ from fedrecall.records import scalars
 from fedrecall.reports import charts
 from fedrecall.reports.charts import Interval, Line, heat, lines, scroller, table
 from fedrecall.reports.markup import Html, tag, text
-from fedrecall.reports.runs import Group, Run, arrange, from_files
+from fedrecall.reports.runs import Group, Run, arrange, from_files, left_out, unfinished
 from fedrecall.reports.statistics import ENOUGH, WILCOXON, Difference, paired_difference, summary
 
 MOST_CELLS = 40_000
@@ -196,19 +196,20 @@ def _title(page: Page) -> str:
 
 
 def _header(page: Page, title: str) -> Html:
-    going = [run for run in page.runs if not run.finished]
     said = f"{_count(len(page.groups), 'experiment')}, {_count(len(page.runs), 'run')}."
     warnings = [
-        f"{run.name} stands at round {run.records[-1]['round']} of {run.config['rounds']}: "
-        "the curves of its experiment end where it does."
-        for run in going
+        ("Not finished: ", f"{w}: the curves of its experiment end where it does.")
+        for w in unfinished(page.runs)
     ]
-    warnings += [f"{run.name} has no evaluated round yet and is left out." for run in page.idle]
+    warnings += [
+        ("Not finished: ", f"{run.name} has no evaluated round yet and is left out.") for run in page.idle
+    ]
+    warnings += [("Twice: ", f"{w}.") for w in left_out(page.groups)]
     return tag(
         "header",
         tag("h1", title),
         tag("p", said),
-        *(tag("p", tag("strong", "Not finished: "), w, class_="warning") for w in warnings),
+        *(tag("p", tag("strong", head), w, class_="warning") for head, w in warnings),
     )
 
 
@@ -542,10 +543,13 @@ def _comparison(page: Page) -> list[Html]:
     ):
         rows, body = [], []
         for base, n, group, shared in found:
-            d = _difference(base, group, shared, key)
+            common = _common_round(shared)
+            d = _difference(shared, key, common)
             if d is None:
                 continue
             label = f"{group.label} − {base.label}"
+            if common is not None:
+                label += f", after round {common}"
             ends = [None if v is None else v * scale for v in (d.low, d.high)]
             rows.append(Interval(n, label, d.mean * scale, ends[0], ends[1]))
             body.append(_difference_row(label, d, scale, digits))
@@ -557,6 +561,8 @@ def _comparison(page: Page) -> list[Html]:
             f"Mean of paired differences (same seed); {better} is better. The whisker is a {confidence} "
             "(percentile bootstrap of the mean). "
         )
+        if any(_common_round(shared) is not None for *_, shared in found):
+            note += "Where runs are not finished, it is after the last round that all of them evaluated."
         drawn.append(
             charts.intervals(
                 name,
@@ -590,7 +596,7 @@ def pairs(
     same = (
         by_setup
         if len(set(by_setup)) < len(groups)
-        else [json.dumps(g.runs[0].config["dataset"]) for g in groups]
+        else [json.dumps(g.runs[0].complete["dataset"]) for g in groups]
     )
     for n, group in enumerate(groups):
         mates = [g for g, s in zip(groups, same, strict=True) if s == same[n]]
@@ -598,10 +604,10 @@ def pairs(
         if not named and baseline is not None:
             named = [g for g in groups if baseline in (g.algorithm, g.label)]
         base = (named or mates)[0]
-        if base is group or base.runs[0].config["dataset"] != group.runs[0].config["dataset"]:
+        if base is group or base.runs[0].complete["dataset"] != group.runs[0].complete["dataset"]:
             continue
-        theirs = {_seeds(run): run for run in base.runs}
-        shared = [(theirs[_seeds(run)], run) for run in group.runs if _seeds(run) in theirs]
+        theirs = {run.seeds: run for run in base.runs}
+        shared = [(theirs[run.seeds], run) for run in group.runs if run.seeds in theirs]
         if shared:
             yield base, n, group, shared
 
@@ -760,10 +766,24 @@ def _numbers(
     )
 
 
-def _difference(base: Group, group: Group, shared: Sequence[tuple[Run, Run]], key: str) -> Difference | None:
-    last = min(base.series(key)[0][-1], group.series(key)[0][-1])
+def _common_round(shared: Sequence[tuple[Run, Run]]) -> int | None:
+    """None if all of these runs are finished: then each is taken after its own last round.
+
+    Otherwise the last round that all of them evaluated; 0 if there is none.
+    """
+    runs = [run for pair in shared for run in pair]
+    if all(run.finished for run in runs):
+        return None
+    return int(max(set.intersection(*(set(run.rounds.tolist()) for run in runs)), default=0))
+
+
+def _difference(shared: Sequence[tuple[Run, Run]], key: str, after: int | None) -> Difference | None:
+    """The group's values minus the baseline's, after this round of every run, None: after its last."""
+    if after == 0:
+        return None
     a, b = (
-        [float(run.series(key)[run.rounds <= last][-1]) for run in side] for side in zip(*shared, strict=True)
+        [float(run.series(key)[-1 if after is None else run.rounds == after].item()) for run in side]
+        for side in zip(*shared, strict=True)
     )
     if not np.isfinite([*a, *b]).all():
         return None
@@ -801,10 +821,6 @@ def _bytes(values: Sequence[float]) -> str:
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if len(values) else math.nan
-
-
-def _seeds(run: Run) -> tuple[Any, Any]:
-    return run.config["seed"], run.config.get("partition_seed")
 
 
 def _class_names(group: Group, count: int) -> list[str]:
