@@ -59,6 +59,14 @@ def test_wilcoxon_by_enumerating_signs():
     assert S.wilcoxon(d) == pytest.approx(total / 2 ** len(d))
 
 
+def test_differences_that_are_equal_but_for_rounding_are_ties():
+    a, b = [0.51, 0.61, 0.3, 0.20, 0.30, 0.40, 0.50], [0.52, 0.62, 0.1 + 0.2, 0.23, 0.34, 0.45, 0.56]
+    found = S.paired_difference(a, b)
+    assert (found.wins, found.ties) == (6, 1)
+    assert found.p == S.wilcoxon([1, 1, 0, 3, 4, 5, 6])
+    assert S.wilcoxon([0.52 - 0.51, 0.61 - 0.62, 0.3, 0.4, 0.5, 0.6]) == S.wilcoxon([1, -1, 30, 40, 50, 60])
+
+
 def test_no_test_below_six_pairs_and_its_name_from_there():
     five = S.paired_difference([1, 2, 3, 4, 5], [2, 4, 6, 8, 10])
     assert five.p is None
