@@ -5,6 +5,7 @@ import shlex
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure as Page
 from PIL import Image
 from tools.docs import MEASURES, with_commands
 
@@ -15,9 +16,11 @@ from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import accuracy, class_accuracy, consistency, evaluate, in_local
 from fedrecall.models.networks import MODELS
 from fedrecall.reports.figures import FIGURES, draw
+from fedrecall.reports.figures.figure import heat
+from fedrecall.reports.figures.sequential import SequentialForgetting
 from fedrecall.reports.gallery import PICTURES, RUNS
 from fedrecall.reports.replay import stage
-from fedrecall.reports.runs import Run
+from fedrecall.reports.runs import Run, open_runs
 from fedrecall.reports.statistics import correlation
 
 BASE = {
@@ -44,6 +47,8 @@ WANTED = {
     "circle": {**BASE, "algorithm": "fedavg", "model": "circle"},
     "seq-0": SEQUENTIAL,
     "seq-iid": {**SEQUENTIAL, "partition": "iid"},
+    "seq-2": {**SEQUENTIAL, "rounds": 5, "measures": ["chain:2"]},
+    "seq-chains": {**SEQUENTIAL, "sample": 4, "chains": 2},
 }
 
 
@@ -241,9 +246,41 @@ def test_sequential_forgetting(runs, out):
     assert [b["group"] for b in data["forgetting"]] == ["fedseq (iid)", "fedseq (shards:2)"]
     values = np.array(data["class_accuracy"][1]["values"])
     assert values.shape == (9, 4)  # three rounds of three clients
-    assert data["consistency"][1]["values"][4] == pytest.approx(consistency(values[4], values[5]))
+    assert data["consistency"][1]["values"][5] == pytest.approx(consistency(values[4], values[5]))
+    assert data["consistency"][1]["breaks_before"] == []
     drift = data["drift"][0]
     assert len(drift["own"]) == len(drift["next"]) == 6  # the last of each chain has no next
+
+
+@pytest.mark.parametrize(
+    ("name", "last", "breaks"),
+    [("seq-0", 9, []), ("seq-2", 9, [4]), ("seq-2", 7, [2]), ("seq-chains", 12, [3, 5, 7, 9, 11])],
+)
+def test_consistency_along_chains_is_the_recorded_one_and_broken_where_models_do_not_follow(
+    runs, name, last, breaks
+):
+    made, data = SequentialForgetting(last=last).plot(open_runs(runs(name)))
+    recorded = [
+        v for _, m in Run(*runs(name)).measured("chain") for c in m["chains"] for v in c["consistency"]
+    ]
+    (found,) = data["consistency"]
+    assert found["values"].tolist() == recorded[-last:]
+    assert found["breaks_before"].tolist() == breaks
+    (panel,) = (ax for ax in made.axes if ax.get_title() == "cosine with client before")
+    x, y = panel.lines[0].get_data()
+    assert x[~np.isnan(x)].tolist() == list(range(1, last + 1))
+    assert [x[i + 1] for i in np.flatnonzero(np.isnan(y))] == breaks
+
+
+def test_columns_of_a_picture_are_at_their_rounds():
+    axes = Page().subplots()
+    mesh = heat(axes, np.arange(8).reshape(2, 4), [1, 2, 10, 12])
+    assert mesh.get_coordinates()[0, :, 0].tolist() == [0.5, 1.5, 6, 11, 13]
+    assert mesh.get_array().tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert axes.get_xlim() == (0.5, 13)
+    assert axes.get_ylim() == (1.5, -0.5)  # the first row is on top
+    one = heat(Page().subplots(), np.ones((2, 1)), [7])
+    assert one.get_coordinates()[0, :, 0].tolist() == [6.5, 7.5]
 
 
 def test_accuracy_over_time_and_time_to_target(runs, out):

@@ -165,15 +165,19 @@ def band(
 
 
 def heat(axes: Axes, values: np.ndarray, x: Any = None, **options: Any) -> Any:
-    """A matrix as colours; its columns are at ``x`` (rounds)."""
+    """A matrix as colours; its columns are at ``x`` (rounds), each as wide as to halfway to the next."""
     values = np.asarray(values, dtype=float)
-    extent = None
-    if x is not None:
-        step = (x[-1] - x[0]) / max(len(x) - 1, 1) if len(x) > 1 else 1
-        extent = (x[0] - step / 2, x[-1] + step / 2, values.shape[0] - 0.5, -0.5)
     axes.grid(visible=False)
-    options = {"cmap": SHARES, "aspect": "auto", "interpolation": "nearest", **options}
-    return axes.imshow(values, extent=extent, **options)
+    options = {"cmap": SHARES, **options}
+    if x is None:
+        return axes.imshow(values, **{"aspect": "auto", "interpolation": "nearest", **options})
+    x = np.asarray(x, dtype=float)
+    half = np.diff(x) / 2 if len(x) > 1 else np.array([0.5])
+    edges = np.array([x[0] - half[0], *(x[:-1] + half[: len(x) - 1]), x[-1] + half[-1]])
+    rows = np.arange(values.shape[0] + 1) - 0.5
+    image = axes.pcolormesh(edges, rows, values, rasterized=True, **options)
+    axes.set(xlim=(edges[0], edges[-1]), ylim=(rows[-1], rows[0]))
+    return image
 
 
 def short(text: str, width: int = 34) -> str:

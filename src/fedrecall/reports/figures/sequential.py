@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from matplotlib.figure import Figure as Page
 
 from fedrecall.errors import UserError
-from fedrecall.measures.accuracy import consistency
 from fedrecall.measures.costs import elapsed, rounds_to, seconds_to
 from fedrecall.reports.figures.figure import (
     COLOURS,
@@ -38,6 +36,23 @@ def chains(run: Run) -> list[dict[str, Any]]:
     return [chain for _, m in run.measured("chain") for chain in m["chains"] if chain["clients"]]
 
 
+def begins(run: Run) -> np.ndarray:
+    """For every visit of `chains`, whether its client did not get the model of the visit before.
+
+    So it is where a chain begins, unless it is its round's only one and the round before's was recorded.
+    """
+    found: list[bool] = []
+    last: tuple[int, bool] | None = None
+    for number, measured in run.measured("chain"):
+        alone = len(measured["chains"]) == 1
+        for chain in measured["chains"]:
+            if chain["clients"]:
+                goes_on = alone and last == (number - 1, True)
+                found += [not goes_on, *[False] * (len(chain["clients"]) - 1)]
+                last = (number, alone)
+    return np.array(found, dtype=bool)
+
+
 @dataclass(frozen=True)
 class SequentialForgetting(Figure):
     """SFedKD, figure 1: each client's training undoes the one before."""
@@ -46,17 +61,16 @@ class SequentialForgetting(Figure):
     """How many clients, from the end of the run, the first three panels show."""
 
     caption: ClassVar[str] = (
-        "Along a sequence of clients: class-wise test accuracy after each one (most even and most "
-        "skewed partition), cosine "
-        "similarity with the client before, accuracy on a client's own data of its model and of the "
-        "next client's, and "
+        "Along a sequence of clients: class-wise test accuracy after each one (most even and most skewed "
+        "partition), cosine similarity with the model that the client got (the line breaks where that is not "
+        "the one before), accuracy on a client's own data of its model and of the next client's, and "
         "forgetting F by partition."
     )
     needs: ClassVar[str] = "runs of one sequential algorithm with two or more partitions"
     commands: ClassVar[tuple[str, ...]] = (
-        "fedrecall run --dataset cifar10 --model cnn --algorithm fedseq --clients 10 --sample 10 "
-        "--rounds 10 --batch-size 64 --lr-decay 1 --momentum 0 --weight-decay 1e-4 --augmentation none "
-        "--partition [dirichlet:100|dirichlet:1|dirichlet:0.5|dirichlet:0.1] --measure chain",
+        "fedrecall run --dataset cifar10 --model cnn --algorithm fedseq --clients 10 --sample 10 --rounds 10 "
+        "--batch-size 64 --lr-decay 1 --momentum 0 --weight-decay 1e-4 --augmentation none --partition "
+        "[dirichlet:100|dirichlet:1|dirichlet:0.5|dirichlet:0.1] --measure chain",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
@@ -71,10 +85,21 @@ class SequentialForgetting(Figure):
             place = np.arange(1, len(values) + 1)
             image = heat(axes[0, i], values.T, place, vmin=0, vmax=1)
             axes[0, i].set(title=partition_text(group), xlabel="client in sequence", ylabel="class")
-            similar = [consistency(a, b) for a, b in pairwise(values)]
-            axes[0, 2].plot(place[1:], similar, color=COLOURS[i], lw=1, label=partition_text(group))
+            similar = np.concatenate([chain["consistency"] for chain in found])[-self.last :]
+            breaks = np.flatnonzero(begins(group.runs[0])[-self.last :][1:]) + 1
+            axes[0, 2].plot(
+                np.insert(place.astype(float), breaks, np.nan),
+                np.insert(similar, breaks, np.nan),
+                color=COLOURS[i],
+                lw=1,
+                marker="." if len(breaks) else None,
+                ms=2,
+                label=partition_text(group),
+            )
             data["class_accuracy"].append({"group": group.label, "values": values})
-            data["consistency"].append({"group": group.label, "values": similar})
+            data["consistency"].append(
+                {"group": group.label, "values": similar, "breaks_before": place[breaks]}
+            )
         made.colorbar(image, ax=list(axes[0, :2]), shrink=0.8, label="accuracy")
         axes[0, 2].set(title="cosine with client before", xlabel="client in sequence", ylim=(None, 1.02))
         axes[0, 2].legend()
@@ -143,9 +168,8 @@ class TimeToTarget(Figure):
     """Seconds of the longest chain of each round, or of all clients together."""
 
     caption: ClassVar[str] = (
-        "Seconds of local training until the global model first reaches an accuracy (mean over "
-        "seeds, bar: standard "
-        "deviation; no bar where a seed never does)."
+        "Seconds of local training until the global model first reaches an accuracy (mean over seeds, bar: "
+        "standard deviation; no bar where a seed never does)."
     )
     needs: ClassVar[str] = AccuracyOverTime.needs
     commands: ClassVar[tuple[str, ...]] = AccuracyOverTime.commands
