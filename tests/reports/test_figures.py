@@ -2,15 +2,18 @@
 
 import json
 import shlex
+import shutil
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure as Page
 from PIL import Image
+from tests.reports.synthetic import write
 from tools.docs import MEASURES, with_commands
 
 import fedrecall
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.cli.app import app
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import accuracy, class_accuracy, consistency, evaluate, in_local
@@ -281,6 +284,62 @@ def test_columns_of_a_picture_are_at_their_rounds():
     assert axes.get_ylim() == (1.5, -0.5)  # the first row is on top
     one = heat(Page().subplots(), np.ones((2, 1)), [7])
     assert one.get_coordinates()[0, :, 0].tolist() == [6.5, 7.5]
+
+
+def test_settings_that_are_not_swept_make_lines_of_their_own(tmp_path, out):
+    better = 0
+    for lr in (0.1, 0.5):
+        for epochs in (1, 2):
+            more = {"training": {"lr": lr, "local_epochs": epochs}, "better": better}
+            write(tmp_path / "runs" / f"{lr}-{epochs}", **more)
+            better += 1
+    points = draw("fedssd/fig9", [tmp_path / "runs"], out).data["points"]
+    ends = [r.records[-1]["accuracy"] for r in open_runs([tmp_path / "runs"])]
+    assert [(p["line"], p["x"]) for p in points] == [
+        *(("fedavg lr=0.1", 1), ("fedavg lr=0.1", 2)),
+        *(("fedavg lr=0.5", 1), ("fedavg lr=0.5", 2)),
+    ]
+    assert [p["mean"] for p in points] == ends
+
+
+def test_two_experiments_are_not_one_point(tmp_path, out):
+    write(tmp_path / "a", model="mlp", training={"lr": 0.1})
+    write(tmp_path / "b", model="mlp", training={"lr": 0.1 + 1e-9})
+    with pytest.raises(UserError, match=r"two experiments .*local_epochs = 5 of 'fedavg'"):
+        draw("fedssd/fig9", [tmp_path], out)
+
+
+def test_a_setting_that_a_run_was_saved_without_has_its_default_in_a_sweep(tmp_path, out):
+    for beta in (1, 2):
+        write(tmp_path / f"{beta}", algorithm=f"fedntd:beta={beta}")
+    path = tmp_path / "1" / "config.json"
+    config = json.loads(path.read_text())
+    del config["algorithm"]["beta"], config["normalisation"]
+    path.write_text(json.dumps(config))
+    points = draw("fedntd/fig15", [tmp_path], out).data["points"]
+    assert [(p["line"], p["x"]) for p in points if p["setting"] == "algorithm.beta"] == [
+        ("fedntd", 1),
+        ("fedntd", 2),
+    ]
+
+
+def test_a_figure_says_which_runs_are_not_finished_or_counted_twice(tmp_path, out, capsys):
+    write(tmp_path / "runs" / "done")
+    shutil.copytree(tmp_path / "runs" / "done", tmp_path / "runs" / "done-copy")
+    write(tmp_path / "runs" / "going", seed=1, played=4)
+    drawn = draw("fedssd/fig9", [tmp_path / "runs"], out)
+    assert drawn.notes == drawn.data["notes"]
+    assert drawn.notes == [
+        "going stands at round 4 of 6.",
+        "done-copy is the same experiment with the same seed as done and is left out.",
+    ]
+    assert drawn.data["points"][0]["n"] == 2
+    assert json.loads(drawn.files[2].read_text())["notes"] == drawn.notes
+    assert len(draw("fedssd/fig6", [tmp_path / "runs"], out).data["runs"]) == 2
+    assert not draw("fedssd/fig9", [tmp_path / "runs" / "done"], out).notes
+    with pytest.raises(SystemExit, match="0"):
+        app(["figure", "fedssd/fig9", str(tmp_path / "runs"), "--out", str(out)])
+    assert "going stands at round 4 of 6." in capsys.readouterr().out
 
 
 def test_accuracy_over_time_and_time_to_target(runs, out):

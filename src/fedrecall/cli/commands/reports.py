@@ -67,6 +67,7 @@ def figure_command(
     from fedrecall.reports.figures import draw
 
     drawn = draw(name, runs, out_)
-    out.print(drawn.caption, markup=False, highlight=False)
+    for said in (drawn.caption, *drawn.notes):
+        out.print(said, markup=False, highlight=False)
     for path in drawn.files:
         out.print(f"figure: {path}", markup=False, soft_wrap=True)

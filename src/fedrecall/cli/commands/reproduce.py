@@ -246,6 +246,8 @@ def _draw(
             )
             return
     drawn = draw(str(chosen.figure), folders, out_ / "figures")
+    for note in drawn.notes:
+        _say(note)
     for path in drawn.files:
         _say(f"figure: {path}")
 

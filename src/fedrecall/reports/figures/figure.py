@@ -14,7 +14,7 @@ from matplotlib.figure import Figure as Page
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from fedrecall import files
-from fedrecall.reports.runs import Run
+from fedrecall.reports.runs import Run, arrange, left_out, unfinished
 
 Data = dict[str, Any]
 
@@ -67,6 +67,8 @@ class Drawn(NamedTuple):
     """The PNG, the PDF, and the numbers as JSON."""
     data: Data
     """The numbers that were drawn."""
+    notes: list[str]
+    """Sentences about runs that are not finished or were left out; also in `data`, if there are any."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,15 @@ def save(name: str, figure: Figure, runs: Sequence[Run], out: Path, dpi: int = 1
     with mpl.rc_context():
         mpl.rcdefaults()  # a user's matplotlibrc does not change what a figure looks like
         mpl.rcParams.update(STYLE)
+        groups = arrange(runs)
+        twice = {id(run) for group in groups for run, _ in group.left_out}
+        runs = [run for run in runs if id(run) not in twice]
         page, data = figure.plot(runs)
         for axes in page.axes:
             if axes.get_xlabel() in COUNTED and not isinstance(axes.xaxis.get_major_locator(), FixedLocator):
                 axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        data = plain(data)
+        notes = [f"{said}." for said in (*unfinished(runs), *left_out(groups))]
+        data = plain(data | {"notes": notes} if notes else data)
         stem = out / name.replace("/", "-").replace(":", "-")
         paths = []
         for kind in ("png", "pdf"):
@@ -105,7 +111,7 @@ def save(name: str, figure: Figure, runs: Sequence[Run], out: Path, dpi: int = 1
             files.write(paths[-1], content.getvalue())
     paths.append(stem.with_name(f"{stem.name}.json"))
     files.write_json(paths[-1], data)
-    return Drawn(name, figure.caption, paths, data)
+    return Drawn(name, figure.caption, paths, data, notes)
 
 
 def plain(value: Any) -> Any:

@@ -12,8 +12,8 @@ from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.reports.figures.figure import Data, Figure, colours, legend_below, page
 from fedrecall.reports.figures.quantities import QUANTITIES
-from fedrecall.reports.runs import Group, Run, arrange, spec_text, value
-from fedrecall.reports.statistics import summary
+from fedrecall.reports.runs import Group, Run, arrange, in_words, spec_text, value
+from fedrecall.reports.statistics import Summary, summary
 
 _NTD = "fedrecall run --dataset cifar10 --model cnn --clients 100 --sample 10 --rounds 200"
 _SFED = (
@@ -24,7 +24,7 @@ _SFED = (
 
 def setting(group: Group, key: str) -> Any:
     """A group's value of a setting, None if its algorithm (or partition) has no such field."""
-    config = group.runs[0].config
+    config = group.runs[0].complete
     if key == "partition":
         return spec_text(PARTITIONS, config["partition"])
     if key == "sample":
@@ -64,16 +64,17 @@ def panels(groups: Sequence[Group], keys: Sequence[str]) -> list[tuple[str, list
 def line_name(group: Group, groups: Sequence[Group], keys: Sequence[str]) -> str:
     """The algorithm and, where they differ, other settings that are not being swept."""
     words = [group.runs[0].algorithm]
-    if "partition" not in keys:
-        texts = {spec_text(PARTITIONS, g.runs[0].config["partition"]) for g in groups}
-        if len(texts) > 1:
-            words.append(spec_text(PARTITIONS, group.runs[0].config["partition"]))
-    fields = group.runs[0].config["algorithm"]
+    swept = {key.removeprefix("training.") for key in keys}
+    setups = [in_words(g.runs[0].complete) for g in groups]
+    for name, mine in in_words(group.runs[0].complete).items():
+        if name not in swept and len({setup.get(name) for setup in setups}) > 1:
+            words.append(mine)
+    fields = group.runs[0].complete["algorithm"]
     for name, mine in fields.items():
         if f"algorithm.{name}" in keys or name == "name":
             continue
         others = {
-            json.dumps(g.runs[0].config["algorithm"].get(name))
+            json.dumps(g.runs[0].complete["algorithm"].get(name))
             for g in groups
             if g.runs[0].algorithm == words[0]
         }
@@ -99,7 +100,14 @@ class Sweep(Figure):
         for ax, (key, own, without) in zip(axes[0], panels(groups, self.keys), strict=True):
             places = ordered({setting(g, key) for g in own})
             for name in dict.fromkeys(names[id(g)] for g in own):
-                mine = {setting(g, key): summary(g.last(self.quantity)) for g in own if names[id(g)] == name}
+                mine: dict[Any, Summary] = {}
+                for g in (g for g in own if names[id(g)] == name):
+                    if setting(g, key) in mine:
+                        raise UserError(
+                            f"two experiments would be the point {key} = {setting(g, key)} of {name!r}: "
+                            "leave one of them out."
+                        )
+                    mine[setting(g, key)] = summary(g.last(self.quantity))
                 at = [i for i, place in enumerate(places) if place in mine]
                 found = [mine[places[i]] for i in at]
                 colour, dash = paint[name]
