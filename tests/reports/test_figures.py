@@ -393,6 +393,14 @@ def test_a_missing_measure_is_named(runs, out):
         draw("fedntd/fig44", runs("iid-0"), out)
 
 
+def test_captions_say_what_is_drawn_and_the_gallery_says_the_same():
+    assert "ten clients" not in FIGURES.cls("fedntd/fig3").caption  # their number is an option
+    assert "largest in magnitude" in FIGURES.cls("fedntd/fig14").caption  # power iteration finds these
+    gallery = (MEASURES.parent / "gallery.md").read_text()
+    for name in FIGURES:
+        assert f"\n{FIGURES.cls(name).caption}\n" in gallery, name
+
+
 def test_the_gallery_shows_every_figure_from_runs_that_it_makes():
     assert {FIGURES.parse(p.figure)[0] for p in PICTURES} == set(FIGURES)
     assert {r for p in PICTURES for r in p.runs} == set(RUNS)

@@ -23,10 +23,11 @@ SIZES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05)
 
 @dataclass(frozen=True)
 class Landscape(Measure):
-    """Loss of the global model under Gaussian noise on its weights, and its largest Hessian eigenvalues.
+    """Loss of the global model under Gaussian noise on its weights, and its Hessian's eigenvalues.
 
-    On test examples spread evenly over the split. Costs about ``len(sizes) * draws`` passes and
-    ``2 * iterations`` Hessian-vector products (each some five passes) over them.
+    Of these the two that are largest in magnitude. On test examples spread evenly over the split.
+    Costs about ``len(sizes) * draws`` passes and ``2 * iterations`` Hessian-vector products (each some
+    five passes) over them.
     """
 
     examples: Annotated[int, AT_LEAST_ONE] = 500

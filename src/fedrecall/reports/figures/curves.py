@@ -83,8 +83,7 @@ class Distillation(Curves):
     rows: ClassVar[tuple[str, ...]] = ("personalised", "accuracy")
     caption: ClassVar[str] = (
         "Accuracy of local models on their clients' mixture of classes (top) and of the global model "
-        "(bottom), "
-        "when all classes are distilled (kd_mix=0) or the not-true ones alone (kd_mix=1)."
+        "(bottom), when all classes are distilled (kd_mix=0) or the not-true ones alone (kd_mix=1)."
     )
     commands: ClassVar[tuple[str, ...]] = (
         f"{_NTD} --algorithm [fedavg|fedntd:kd_mix=0|fedntd] --partition shards:2 --measure personal:5",

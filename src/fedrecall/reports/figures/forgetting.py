@@ -70,9 +70,8 @@ class Forgetting(Figure):
     """FedNTD, figure 2: the global model forgets more, the more its clients differ."""
 
     caption: ClassVar[str] = (
-        "Class-wise accuracy of the global model with the most even and the most skewed partition "
-        "(one seed), "
-        "cosine similarity of the class-wise accuracies of consecutive rounds, and forgetting F by "
+        "Class-wise accuracy of the global model with the most even and the most skewed partition (one "
+        "seed), cosine similarity of the class-wise accuracies of consecutive rounds, and forgetting F by "
         "partition."
     )
     needs: ClassVar[str] = "runs of one algorithm with two or more partitions"
@@ -112,9 +111,8 @@ class InAndOutAccuracy(Figure):
     """FedNTD, figure 4: training and averaging, seen from what clients hold and what they lack."""
 
     caption: ClassVar[str] = (
-        "Accuracy on what the round's clients hold (top) and lack (bottom): of the global model that "
-        "was sent, "
-        "of their local models (bars: standard deviation over clients), and of the average of these."
+        "Accuracy on what the round's clients hold (top) and lack (bottom): of the global model that was "
+        "sent, of their local models (bars: standard deviation over clients), and of the average of these."
     )
     needs: ClassVar[str] = "one run or more, each a column"
     commands: ClassVar[tuple[str, ...]] = (
@@ -167,9 +165,8 @@ class Distances(Figure):
     """FedNTD, figure 8: how far the weights go, against how far the client's data are."""
 
     caption: ClassVar[str] = (
-        "Distance of a client's weights from the global model against distance of its labels from "
-        "what the global "
-        "model knows, one point a visit, later rounds darker (r: Pearson's); and both distances over "
+        "Distance of a client's weights from the global model against distance of its labels from what the "
+        "global model knows, one point a visit, later rounds darker (r: Pearson's); and both distances over "
         "rounds."
     )
     needs: ClassVar[str] = "runs of the algorithms to compare, in one setup"
@@ -222,9 +219,8 @@ class NormalisedAccuracy(Figure):
     """FedNTD, figure 10: which classes the global model's accuracy is made of."""
 
     caption: ClassVar[str] = (
-        "Class-wise accuracy of the global model, scaled to sum to one in every round (one seed): "
-        "even columns "
-        "are a model that knows all classes alike."
+        "Class-wise accuracy of the global model, scaled to sum to one in every round (one seed): even "
+        "columns are a model that knows all classes alike."
     )
     needs: ClassVar[str] = "runs of the algorithms to compare"
     commands: ClassVar[tuple[str, ...]] = (
@@ -251,15 +247,13 @@ class GlobalAgainstLocal(Figure):
     """FedSSD, figure 2: the global model against the local models' average, round by round."""
 
     caption: ClassVar[str] = (
-        "Left: accuracy of the global model against the mean accuracy of the round's local models, "
-        "one point a round; "
-        "above the diagonal local training forgot. Right: their difference over rounds."
+        "Left: accuracy of the global model against the mean accuracy of the round's local models, one point "
+        "a round; above the diagonal local training forgot. Right: their difference over rounds."
     )
     needs: ClassVar[str] = "runs of one algorithm with several partitions"
     commands: ClassVar[tuple[str, ...]] = (
-        "fedrecall run --dataset cifar10 --model lenet_cifar --algorithm fedavg --clients 10 "
-        "--sample 10 --rounds 100 "
-        "--local-epochs 10 --batch-size 64 --lr-decay 1 --augmentation crop+flip --partition "
+        "fedrecall run --dataset cifar10 --model lenet_cifar --algorithm fedavg --clients 10 --sample 10 "
+        "--rounds 100 --local-epochs 10 --batch-size 64 --lr-decay 1 --augmentation crop+flip --partition "
         "[iid|dirichlet:0.5|classes:3|classes:2] --measure locals",
     )
 
@@ -293,9 +287,8 @@ class OneClient(Figure):
     """Which client."""
 
     caption: ClassVar[str] = (
-        "Class-wise accuracy over the rounds in which the client took part: of the global model "
-        "after the round, "
-        "of the client's own, and its share of each class."
+        "Class-wise accuracy over the rounds in which the client took part: of the global model after the "
+        "round, of the client's own, and its share of each class."
     )
     needs: ClassVar[str] = "one run in which the client takes part often (best: in every round)"
     commands: ClassVar[tuple[str, ...]] = GlobalAgainstLocal.commands

@@ -77,9 +77,8 @@ class LocalFeatures(Map):
     """FedNTD, figure 19: features cluster by class, or by whose model they are of."""
 
     caption: ClassVar[str] = (
-        "t-SNE of the same test examples' features in the global model and in local models. Left: "
-        "locals with even "
-        "data, coloured by class. Middle: locals with uneven data, by class. Right: the same, by "
+        "t-SNE of the same test examples' features in the global model and in local models. Left: locals "
+        "with even data, coloured by class. Middle: locals with uneven data, by class. Right: the same, by "
         "client (grey: global)."
     )
     needs: ClassVar[str] = "one finished run with a skewed partition (its checkpoint is used)"
@@ -111,9 +110,8 @@ class FeatureShift(Map):
     """How many of the local models get a panel."""
 
     caption: ClassVar[str] = (
-        "The maps of figure 19 taken apart: the examples of one model coloured by class, those of "
-        "all other models in "
-        "grey. With even data (top) every model fills the map; with uneven data (bottom) each has "
+        "The maps of figure 19 taken apart: the examples of one model coloured by class, those of all other "
+        "models in grey. With even data (top) every model fills the map; with uneven data (bottom) each has "
         "its own region."
     )
     needs: ClassVar[str] = LocalFeatures.needs
@@ -144,8 +142,7 @@ class FeaturesByAlgorithm(Map):
 
     caption: ClassVar[str] = (
         "t-SNE of the same test examples' features in the global model and in local models that two "
-        "algorithms "
-        "trained from it: by algorithm (left; grey: global) and by class (right)."
+        "algorithms trained from it: by algorithm (left; grey: global) and by class (right)."
     )
     needs: ClassVar[str] = LocalFeatures.needs
     commands: ClassVar[tuple[str, ...]] = LocalFeatures.commands

@@ -54,15 +54,15 @@ class LossSpace(Figure):
     """At most this many steps of power iteration an eigenvector."""
 
     caption: ClassVar[str] = (
-        "Loss of the final global model under Gaussian noise on its weights (left; band: one "
-        "standard deviation over "
-        "directions), and along the two Hessian eigenvectors of largest eigenvalue."
+        "Loss of the final global model under Gaussian noise on its weights (left; band: one standard "
+        "deviation over directions), and along the two Hessian eigenvectors whose eigenvalues are largest in "
+        "magnitude."
     )
     needs: ClassVar[str] = "a finished run of each algorithm (its checkpoint is used)"
     commands: ClassVar[tuple[str, ...]] = (
         "fedrecall run --dataset cifar10 --model resnet56 --clients 16 --sample 16 --partition lda:0.5 "
-        "--rounds 25 --local-epochs 20 --batch-size 64 --lr-decay 1 --weight-decay 1e-4 "
-        "--augmentation crop+flip --algorithm [fedavg|fedntd]",
+        "--rounds 25 --local-epochs 20 --batch-size 64 --lr-decay 1 --weight-decay 1e-4 --augmentation "
+        "crop+flip --algorithm [fedavg|fedntd]",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
@@ -114,11 +114,9 @@ class PreferredClasses(Figure):
     """How many of the round's clients to show."""
 
     caption: ClassVar[str] = (
-        "The class that each neuron of the last hidden layer answers to most (one colour a class, "
-        "white: none), in "
-        "the global model sent in the last round, in clients' models, and in their aggregate; the "
-        "number is "
-        "the share of neurons that agree with the first picture."
+        "The class that each neuron of the last hidden layer answers to most (one colour a class, white: "
+        "none), in the global model sent in the last round, in clients' models, and in their aggregate; the "
+        "number is the share of neurons that agree with the first picture."
     )
     needs: ClassVar[str] = "a finished run of each algorithm (its last two checkpoints are used)"
     commands: ClassVar[tuple[str, ...]] = (f"{_NTD} --algorithm [fedavg|fedntd] --partition [iid|shards:2]",)
@@ -174,15 +172,13 @@ class Hypersphere(Figure):
     """How the locals' data are divided, such as shards:2; by default as in the run."""
 
     caption: ClassVar[str] = (
-        "Test examples' features on the unit circle: density in the plane (top) and by angle, one "
-        "line a class "
-        "(bottom), in the global model, in clients' models after training, and in their aggregate."
+        "Test examples' features on the unit circle: density in the plane (top) and by angle, one line a "
+        "class (bottom), in the global model, in clients' models after training, and in their aggregate."
     )
     needs: ClassVar[str] = "a finished run with --model circle of each algorithm (its checkpoint is used)"
     commands: ClassVar[tuple[str, ...]] = (
-        "fedrecall run --dataset cifar10 --model circle --clients 100 --sample 10 --rounds 100 "
-        "--partition iid "
-        "--algorithm [fedavg|fedntd], drawn with fedntd/fig18:partition=shards:2",
+        "fedrecall run --dataset cifar10 --model circle --clients 100 --sample 10 --rounds 100 --partition "
+        "iid --algorithm [fedavg|fedntd], drawn with fedntd/fig18:partition=shards:2",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:

@@ -21,7 +21,8 @@ class InAndOutLocal(Figure):
     """How many clients to show, the first ones."""
 
     caption: ClassVar[str] = (
-        "Label distribution p of ten clients (left) and what is outside of it, p̃ = (1 − p)/(C − 1) (right)."
+        "Label distribution p of the first clients (left) and what is outside of it, p̃ = (1 − p)/(C − 1) "
+        "(right)."
     )
     needs: ClassVar[str] = "one run, of any algorithm"
     commands: ClassVar[tuple[str, ...]] = (
@@ -53,8 +54,8 @@ class Bubbles(Figure):
     caption: ClassVar[str] = "Examples of every class at every client: the area of a disc is their number."
     needs: ClassVar[str] = "one run for every partition to show"
     commands: ClassVar[tuple[str, ...]] = (
-        "fedrecall run --dataset cifar10 --partition [dirichlet:0.5|classes:3] --clients 10 --sample "
-        "10 --rounds 1",
+        "fedrecall run --dataset cifar10 --partition [dirichlet:0.5|classes:3] --clients 10 --sample 10 "
+        "--rounds 1",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:

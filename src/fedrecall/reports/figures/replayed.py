@@ -26,14 +26,13 @@ class DuringTraining(Figure):
     """Local epochs; 0: as many as the run has."""
 
     caption: ClassVar[str] = (
-        "Accuracy on what a client holds (left) and lacks (right) after each local epoch, from the "
-        "run's last global "
-        "model; the band is one standard deviation over clients."
+        "Accuracy on what a client holds (left) and lacks (right) after each local epoch, from the run's "
+        "last global model; the band is one standard deviation over clients."
     )
     needs: ClassVar[str] = "a finished run of each algorithm (its checkpoint is used)"
     commands: ClassVar[tuple[str, ...]] = (
-        "fedrecall run --dataset cifar10 --model cnn --clients 100 --sample 10 --rounds 200 "
-        "--algorithm [fedavg|fedntd] --partition shards:2",
+        "fedrecall run --dataset cifar10 --model cnn --clients 100 --sample 10 --rounds 200 --algorithm "
+        "[fedavg|fedntd] --partition shards:2",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
@@ -92,15 +91,14 @@ class SpecialConfusion(Figure):
     """Local epochs; 0: as many as the run has."""
 
     caption: ClassVar[str] = (
-        "A client's label distribution, the per-class accuracy of the global model it was sent, and "
-        "of its own model "
-        "after training with each algorithm."
+        "A client's label distribution, the per-class accuracy of the global model it was sent, and of its "
+        "own model after training with each algorithm."
     )
     needs: ClassVar[str] = "one run, best of fedavg for ten rounds (its checkpoint is used)"
     commands: ClassVar[tuple[str, ...]] = (
         "fedrecall run --dataset cifar10 --model lenet_cifar --algorithm fedavg --partition dirichlet:0.5 "
-        "--clients 10 --sample 10 --rounds 10 --batch-size 64 --local-epochs 5 --lr-decay 1 "
-        "--augmentation crop+flip --auxiliary-per-class 64",
+        "--clients 10 --sample 10 --rounds 10 --batch-size 64 --local-epochs 5 --lr-decay 1 --augmentation "
+        "crop+flip --auxiliary-per-class 64",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
@@ -137,9 +135,8 @@ class ConfusionMatrices(SpecialConfusion):
     """What trains the client's model."""
 
     caption: ClassVar[str] = (
-        "Confusion matrices (rows: true class, scaled to one) of the global model that a client was "
-        "sent, and of the "
-        "client's model after training with each algorithm; the bars are the client's labels."
+        "Confusion matrices (rows: true class, scaled to one) of the global model that a client was sent, "
+        "and of the client's model after training with each algorithm; the bars are the client's labels."
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
