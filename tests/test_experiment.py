@@ -118,13 +118,127 @@ def test_a_damaged_checkpoint_costs_a_round_and_no_more(tmp_path, straight):
     assert same(again.run().weights, straight.weights)
 
 
-def test_a_run_without_a_whole_checkpoint_starts_again(tmp_path, straight):
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(tmp_path, straight):
     Experiment(config(rounds=1), tmp_path / "run").run()
-    for path in (tmp_path / "run" / "checkpoints").iterdir():
+    for path in (tmp_path / "run" / "checkpoints").iterdir():  # as a kill right after the record leaves it
         path.unlink()
     again = Experiment(config(), tmp_path / "run", resume=True)
     assert again.history == []
     assert same(again.run().weights, straight.weights)
+
+
+def files_of(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def damage_all(folder):
+    for path in (folder / "checkpoints").glob("*.safetensors"):
+        path.write_bytes(b"x")
+
+
+def lose_manifests(folder):
+    for path in (folder / "checkpoints").glob("*.json"):
+        path.unlink()
+
+
+def lose_memories(folder):
+    for path in (folder / "memories").iterdir():
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (damage_all, r"round-000003\.safetensors is damaged"),
+        (lose_manifests, "holds none that can be read"),
+        (lose_memories, "memories that are damaged or not there"),
+    ],
+)
+@pytest.mark.parametrize("every", [1, 2, 100])
+def test_a_run_whose_checkpoints_were_lost_is_refused_and_left_as_it_is(tmp_path, loss, said, every):
+    run = tmp_path / "run"
+    made = config(rounds=3, algorithm="scaffold")
+    Experiment(made, run).run()
+    loss(run)
+    (run / "config.json").write_text(json.dumps(configs.as_dict(replace(made, checkpoint_every=every))))
+    before = files_of(run)
+    with pytest.raises(UserError, match=f"holds 3 rounds, but no checkpoint to go on from: .*{said}"):
+        Experiment(config(rounds=5, algorithm="scaffold"), run, resume=True)
+    assert files_of(run) == before
+
+
+class StopsAt:
+    """Asks the experiment to stop once a round was recorded."""
+
+    def __init__(self, number):
+        self.number, self.experiment = number, None
+
+    def begin(self, config, history):
+        pass
+
+    def record(self, record):
+        if record["round"] == self.number:
+            self.experiment.ask_to_stop(signal.SIGTERM)
+
+    def end(self):
+        pass
+
+
+def stopped_at(number, made, out):
+    sink = StopsAt(number)
+    sink.experiment = Experiment(made, out, sinks=[sink])
+    with pytest.raises(Interrupted) as stopped:
+        sink.experiment.run()
+    return stopped.value
+
+
+def test_a_round_that_was_recorded_before_the_signal_came_is_saved(tmp_path, straight):
+    stop = stopped_at(2, config(checkpoint_every=10), tmp_path / "run")
+    assert stop.saved
+    assert [c.round_number for c in RunFolder(tmp_path / "run").checkpoints()] == [2]
+    again = Experiment(config(), tmp_path / "run", resume=True)
+    assert len(again.history) == 2
+    assert same(again.run().weights, straight.weights)
+
+
+def test_a_run_without_a_folder_does_not_say_that_it_saved():
+    assert not stopped_at(2, config(), None).saved
+
+
+def test_a_run_cannot_be_resumed_to_fewer_rounds_than_it_has(tmp_path):
+    Experiment(config(rounds=3), tmp_path / "run").run()
+    before = files_of(tmp_path / "run")
+    with pytest.raises(UserError, match="holds 3 rounds: it cannot be continued to rounds = 2"):
+        Experiment(config(rounds=2), tmp_path / "run", resume=True)
+    assert files_of(tmp_path / "run") == before
+
+
+def test_a_run_that_ends_where_it_was_stopped_evaluates_its_last_round(tmp_path):
+    stopped_at(2, config(evaluate_every=3), tmp_path / "run")
+    result = Experiment(config(evaluate_every=3, rounds=2), tmp_path / "run", resume=True).run()
+    expected = Experiment(config(evaluate_every=3, rounds=2)).run()
+    for name in ("accuracy", "forgetting", "loss", "class_accuracy"):
+        assert result.history[-1][name] == expected.history[-1][name]
+    assert (result.accuracy, result.forgetting) == (expected.accuracy, expected.forgetting)
+    assert RunFolder(tmp_path / "run").metrics() == list(result.history)
+    longer = Experiment(config(evaluate_every=3), tmp_path / "run", resume=True).run()
+    assert [r["round"] for r in longer.history if "accuracy" in r] == [2, 3, 4]
+
+
+def test_other_data_of_the_same_size_are_refused(tmp_path):
+    Experiment(config(rounds=1), tmp_path / "run").run()
+    whole = Experiment(config()).federation.dataset
+    labels = replace(whole, test=Split(whole.test.x, whole.test.y.flip(0).contiguous()))
+    scale = replace(whole, mean=whole.mean * 1.01)
+    for other in (labels, scale):
+        with pytest.raises(UserError, match=r"other data, synthetic of 160 and 80 examples \(digest"):
+            Experiment(config(rounds=2), tmp_path / "run", resume=True, dataset=other)
+    made = tmp_path / "run" / "made.json"
+    starts = json.loads(made.read_text())
+    del starts[0]["data"]["digest"]  # of a run that was begun before there was one
+    made.write_text(json.dumps(starts))
+    Experiment(config(rounds=2), tmp_path / "run", resume=True).run()
+    assert "digest" in json.loads(made.read_text())[-1]["data"]
 
 
 def test_only_what_does_not_change_the_result_may_change_on_resume(tmp_path):
@@ -136,7 +250,7 @@ def test_only_what_does_not_change_the_result_may_change_on_resume(tmp_path):
     whole = Experiment(config()).federation.dataset
     less = replace(whole, test=Split(whole.test.x[:-8], whole.test.y[:-8]))
     with pytest.raises(
-        UserError, match="other data, synthetic of 160 and 80 examples, not synthetic of 160 and 72"
+        UserError, match=r"other data, synthetic of 160 and 80 examples.*, not synthetic of 160 and 72"
     ):
         Experiment(config(rounds=2), tmp_path / "run", resume=True, dataset=less)
     Experiment(config(rounds=2, evaluate_every=2, measures=["locals"]), tmp_path / "run", resume=True).run()

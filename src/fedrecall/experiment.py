@@ -1,5 +1,6 @@
 """The loop over rounds: play, evaluate, measure, record, checkpoint; resume; stop on a signal."""
 
+import hashlib
 import platform
 import shlex
 import signal
@@ -57,12 +58,13 @@ class Sink(Protocol):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run stopped on a signal after saving; it can be resumed."""
+    """The run stopped on a signal; one with a folder has saved the round and can be resumed."""
 
-    def __init__(self, signum: int, round_number: int):
+    def __init__(self, signum: int, round_number: int, saved: bool = True):
         super().__init__(f"stopped after round {round_number}")
         self.signum = signum
         self.round_number = round_number
+        self.saved = saved
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Experiment:
         self.folder = RunFolder(Path(out)) if out is not None else None
         self.sinks: list[Sink] = [*sinks, *following(config.sinks, self.folder.path if self.folder else None)]
         self._stop: int | None = None
+        self._saved = 0
         if self.folder is not None:
             self._claim(self.folder, resume)
         try:
@@ -169,15 +172,13 @@ class Experiment:
 
         ``dataset`` is what this process divided among clients, if it did.
         """
-        data = (
-            {"name": dataset.name, "train": len(dataset.train.y), "test": len(dataset.test.y)}
-            if dataset
-            else {}
-        )
+        data = _facts(dataset) if dataset is not None else {}
         starts = _starts(folder.path / "made.json") if folder.started else []
-        if starts and (before := starts[-1].get("data", data)) != data:
+        before = starts[-1].get("data", data) if starts else data
+        now = data if "digest" in before else {k: v for k, v in data.items() if k != "digest"}
+        if before != now:
             raise UserError(
-                f"{folder.path} was begun on other data, {_said(before)}, not {_said(data)}: "
+                f"{folder.path} was begun on other data, {_said(before)}, not {_said(now)}: "
                 "resume it on the same, or give another --out."
             )
         if folder.started:
@@ -187,12 +188,17 @@ class Experiment:
             if dataset is not None:
                 partitions.save(folder.path / "partition.json", *describe(self.federation))
         files.write_json(folder.path / "config.json", configs.as_dict(self.config))
-        now = environment() | ({"data": data} if data else {})
-        files.write_json(folder.path / "made.json", [*starts, now])
+        start = environment() | ({"data": data} if data else {})
+        files.write_json(folder.path / "made.json", [*starts, start])
 
     def _restore(self, folder: RunFolder) -> None:
-        played = 0
-        for checkpoint in folder.checkpoints():
+        played, refused, recorded = 0, list[str](), folder.metrics()
+        if len(recorded) > self.config.rounds:
+            raise UserError(
+                f"{folder.path} holds {len(recorded)} rounds: it cannot be continued to rounds = "
+                f"{self.config.rounds}; give at least {len(recorded)}, or another --out."
+            )
+        for checkpoint in folder.checkpoints(refused):
             if not _fits(self.server, checkpoint.arrays):
                 raise UserError(
                     f"{folder.path} holds the checkpoint of another algorithm or model than its config now "
@@ -202,6 +208,8 @@ class Experiment:
             self.memories.load(checkpoint.memories)
             played = checkpoint.round_number
             break
+        else:
+            self._check_nothing_is_lost(folder, recorded, refused)
         kept = whole(folder.rewind(played), folder.path / "metrics.jsonl")
         if len(kept) != played:
             raise UserError(f"{folder.path}/metrics.jsonl lacks rounds before round {played}.")
@@ -209,7 +217,24 @@ class Experiment:
             if "class_accuracy" in record:
                 self._recall.step(np.array(record["class_accuracy"]))
         self.history = History(folder, kept)
+        self._saved = played
         self.memories.prune(folder.tidy())
+
+    def _check_nothing_is_lost(
+        self, folder: RunFolder, recorded: Sequence[Mapping[str, Any]], refused: Sequence[str]
+    ) -> None:
+        """Raise UserError unless a run without a checkpoint is one that was killed before its first.
+
+        Such a run has no manifest, and its rounds were not saved, but for the last: a kill may come between
+        a round's record and its checkpoint.
+        """
+        saved = any("memories" in r.get("seconds", {}) for r in recorded[:-1])
+        if refused or saved or len(recorded) > configs.begun(folder.config()).checkpoint_every:
+            why = refused[0] if refused else f"{folder.path / 'checkpoints'} holds none that can be read."
+            raise UserError(
+                f"{folder.path} holds {len(recorded)} rounds, but no checkpoint to go on from: {why} "
+                "Nothing was changed: put back what is missing, or give another --out."
+            )
 
     def run(self) -> Result:
         """Play the rounds that are left."""
@@ -245,6 +270,9 @@ class Experiment:
 
     def begin(self) -> None:
         """Tell the sinks that rounds will follow."""
+        if self.folder is not None and self.finished and "accuracy" not in self.history[-1]:
+            with files.writing(self.folder.path):
+                self._evaluate_last(self.folder)
         for sink in self.sinks:
             sink.begin(configs.as_dict(self.config), self.history)
 
@@ -253,7 +281,8 @@ class Experiment:
         while not self.finished:
             yield from self._round(len(self.history) + 1)
             if self._stop is not None and not self.finished:
-                raise Interrupted(self._stop, len(self.history))
+                self._save_stopped(len(self.history))
+                raise Interrupted(self._stop, len(self.history), saved=self.folder is not None)
         return Result(
             self.config,
             self.history,
@@ -335,6 +364,20 @@ class Experiment:
         for sink in self.sinks:
             sink.record(record)
 
+    def _evaluate_last(self, folder: RunFolder) -> None:
+        """Evaluate the last round of a run that is to end where it was stopped, between two evaluations.
+
+        Measures look at what the round's clients did, which is gone.
+        """
+        clock, record = Clock(), dict(self.history[-1])
+        evaluation = self.evaluation(self.server.weights)
+        record |= self._accuracies(evaluation.confusion, evaluation.loss)
+        record |= self.algorithm.report(self.server)
+        record["seconds"] = record["seconds"] | {"evaluate": clock.lap()}
+        folder.amend(record)
+        if isinstance(self.history, History):
+            self.history.amend(record)
+
     def open_memories(self, template: Any, folder: Path | None) -> Memories:
         """Where clients' memories are, given any of them; a host may keep them elsewhere."""
         return Memories(template, folder)
@@ -374,8 +417,17 @@ class Experiment:
                 record["seconds"]["memories"] = clock.lap()
             self.folder.append(record)
             if due:
-                used = self.folder.save(Checkpoint(number, trees.arrays(self.server), saved))
-                self.memories.prune(used)
+                self._checkpoint(self.folder, number, saved)
+
+    def _save_stopped(self, number: int) -> None:
+        """Save the round that was just played, unless it was: the signal may have come after its record."""
+        if self.folder is not None and self._saved < number:
+            with files.writing(self.folder.path):
+                self._checkpoint(self.folder, number, self.memories.save())
+
+    def _checkpoint(self, folder: RunFolder, number: int, saved: dict[str, str]) -> None:
+        self.memories.prune(folder.save(Checkpoint(number, trees.arrays(self.server), saved)))
+        self._saved = number
 
 
 def _fits(server: Any, arrays: Mapping[str, torch.Tensor]) -> bool:
@@ -525,13 +577,32 @@ def run(out: Path | str | None = None, *, resume: bool = False, **settings: Any)
 def _starts(path: Path) -> list[dict[str, Any]]:
     """What made the run so far, a part for every start."""
     starts = files.read_json(path) if path.exists() else []
-    if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
+    if not isinstance(starts, list) or not all(
+        isinstance(start, dict) and isinstance(start.get("data", {}), dict) for start in starts
+    ):
         raise UserError(f"{path} is damaged: delete it to go on.")
     return starts
 
 
+def _facts(dataset: Dataset) -> dict[str, Any]:
+    """What tells data from other data, and costs little: sizes, and a digest of labels and statistics.
+
+    The statistics are rounded: the same files may be decoded a little differently elsewhere.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for split in (dataset.train, dataset.test):
+        digest.update(split.y.cpu().to(torch.int64).numpy().tobytes())
+    # A table's columns have been moved and scaled, and say no more: its first example does.
+    first = [s.x[:1] for s in (dataset.train, dataset.test) if s.x.is_floating_point()]
+    for values in (dataset.mean, dataset.std, *first):
+        digest.update(" ".join(f"{v:.4g}" for v in values.flatten().tolist()).encode())
+    sizes = {"train": len(dataset.train.y), "test": len(dataset.test.y)}
+    return {"name": dataset.name, **sizes, "digest": digest.hexdigest()}
+
+
 def _said(data: Mapping[str, Any]) -> str:
-    return f"{data.get('name')} of {data.get('train')} and {data.get('test')} examples"
+    digest = f" (digest {data['digest']})" if "digest" in data else ""
+    return f"{data.get('name')} of {data.get('train')} and {data.get('test')} examples{digest}"
 
 
 def environment() -> dict[str, Any]:

@@ -87,15 +87,21 @@ class RunFolder:
 
     def rewind(self, round_number: int) -> list[dict[str, Any]]:
         """Drop the records and checkpoints after a round; returns the records that stay."""
-        path = self.path / "metrics.jsonl"
         kept = [r for r in self.metrics() if r["round"] <= round_number]
-        lines = "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in kept)
-        files.write(path, lines.encode())
+        self._write(kept)
         for later in (self.path / "checkpoints").glob("round-*.json"):
             # Else a damaged checkpoint would count as one of those to keep, in place of a sound one.
             if later.stem > _stem(round_number):
                 later.unlink(missing_ok=True)
         return kept
+
+    def amend(self, record: dict[str, Any]) -> None:
+        """Put this in place of the record of the same round."""
+        self._write([record if r["round"] == record["round"] else r for r in self.metrics()])
+
+    def _write(self, records: Sequence[dict[str, Any]]) -> None:
+        lines = "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in records)
+        files.write(self.path / "metrics.jsonl", lines.encode())
 
     def save(self, checkpoint: Checkpoint) -> set[str]:
         """Write a checkpoint and delete the oldest; returns the memory files still named by any."""
@@ -123,15 +129,17 @@ class RunFolder:
                 continue
         return used
 
-    def checkpoints(self) -> Iterator[Checkpoint]:
-        """The checkpoints that can be read whole, newest first."""
+    def checkpoints(self, refused: list[str] | None = None) -> Iterator[Checkpoint]:
+        """The checkpoints that can be read whole, newest first; ``refused`` gets why others cannot be."""
         for path in sorted((self.path / "checkpoints").glob("round-*.json"), reverse=True):
             try:
                 found = _manifest(path)
                 arrays = files.read_arrays(path.with_suffix(".safetensors"), found["arrays"])
                 if not all(memories.intact(self.path / "memories", n) for n in found["memories"].values()):
                     raise UserError(f"{path} names memories that are damaged or not there.")
-            except UserError:
+            except UserError as error:
+                if refused is not None:
+                    refused.append(str(error))
                 continue
             yield Checkpoint(found["round"], arrays, found["memories"])
 
@@ -148,6 +156,10 @@ class History(Sequence[dict[str, Any]]):
     def append(self, record: dict[str, Any]) -> None:
         """Count a record that was appended to the folder."""
         self._count += 1
+        self._last = record
+
+    def amend(self, record: dict[str, Any]) -> None:
+        """Know the last record as it was amended in the folder."""
         self._last = record
 
     def __len__(self) -> int:
