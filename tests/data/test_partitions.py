@@ -187,6 +187,7 @@ def test_one_class_per_client(spec):
         ("lda:1", [50, 50], 11, "alpha=1.*N=11.*min_size=10.*only 100 examples"),
         ("dirichlet:0.001", [100] * 4, 30, "delta=0.001"),
         ("exdir:1,0.01", [100] * 2, 60, "alpha=0.01"),
+        ("exdir:1,0.01,draws=7", [100] * 2, 60, "not in 7 draws"),
         ("classes:1", [2, 500], 100, "without an example"),
         ("shards:0", [9, 9], 2, "s = '0' must be >= 1"),
         ("lda:0", [9, 9], 2, "alpha = '0' must be > 0"),
