@@ -12,7 +12,6 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -338,9 +337,8 @@ class Private(FedAvg):
 
 
 def _from_the_system(count: int) -> Tensor:
-    """Standard normal numbers that nobody can compute: the operating system's bytes, by inversion."""
-    bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
-    return torch.from_numpy(ndtri((bits + 0.5) * 2.0**-53))
+    """Standard normal numbers that nobody can compute, by inversion."""
+    return torch.from_numpy(ndtri(streams.secret_uniforms(count).numpy()))
 
 
 def protected() -> list[str]:

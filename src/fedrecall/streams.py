@@ -6,9 +6,11 @@ part cannot change it.
 """
 
 import hashlib
+import os
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 def key(seed: int, *path: int | str) -> int:
@@ -18,10 +20,19 @@ def key(seed: int, *path: int | str) -> int:
 
 
 def torch_stream(seed: int, *path: int | str) -> torch.Generator:
-    """A CPU generator for this path: the same draws whatever the device that uses them."""
+    """A CPU generator for this path: the same draws whatever the device that uses them.
+
+    PyTorch's CPU generator takes the lower 32 bits of the key: two of very many paths may draw the same.
+    """
     return torch.Generator().manual_seed(key(seed, *path))
 
 
 def numpy_stream(seed: int, *path: int | str) -> np.random.Generator:
     """A numpy generator for this path."""
     return np.random.default_rng(key(seed, *path))
+
+
+def secret_uniforms(count: int) -> Tensor:
+    """Numbers in (0, 1), float64, that nobody can compute: made of the operating system's random bytes."""
+    bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
+    return torch.from_numpy((bits + 0.5) * 2.0**-53)

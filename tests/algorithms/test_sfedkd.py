@@ -1,5 +1,7 @@
 """SFedKD and its rivals: losses against plain numpy, teachers' logits, server state, disclosure."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -252,6 +254,22 @@ def test_secret_noise_cannot_be_drawn_again_but_stays():
     a, b = play(one, [0], 1).visits[0], play(two, [0], 1).visits[0]
     assert not torch.equal(a.up.distribution, b.up.distribution)
     assert torch.equal(play(one, [0], 1, number=2).visits[0].up.distribution, a.up.distribution)
+
+
+@pytest.mark.parametrize("share", ["gaussian", "laplace"])
+def test_secret_noise_is_made_of_the_systems_bytes_and_of_no_generators(share, monkeypatch):
+    asked = []
+
+    def same(count):
+        asked.append(count)
+        return bytes(range(1, 1 + count))
+
+    monkeypatch.setattr(os, "urandom", same)
+    runs = [experiment(f"sfedkd:share={share},noise=0.3,secret_noise=true") for _ in range(2)]
+    asked.clear()
+    a, b = (play(run, [0], 1).visits[0].up.distribution for run in runs)
+    assert torch.equal(a, b)
+    assert asked == [8 * len(a)] * 2  # 53 bits of chance for every share, not a seed for all of them
 
 
 def test_a_client_that_failed_teaches_nobody():

@@ -189,11 +189,12 @@ def test_exact_and_grid_shares():
     torch.testing.assert_close(disclosed(t([0.1] * 10), "grid", 0.0, 2, None), t([0.1] * 10))
 
 
+@pytest.mark.parametrize("secret", [False, True])
 @pytest.mark.parametrize("share", ["laplace", "gaussian"])
-def test_noise_has_the_stated_distribution(share):
+def test_noise_has_the_stated_distribution(share, secret):
     n = 20_000
     far = torch.full((n,), 1000.0, dtype=torch.float64)  # nothing is cut off; renormalised, sum is n 1000
-    said = disclosed(far, share, 2.0, 1, stream(3))
+    said = disclosed(far, share, 2.0, 1, None if secret else stream(3))
     noise = (said * 1000 * n - 1000).numpy()  # the renormalisation shifts by the mean noise, about 0.02
     law = {"laplace": stats.laplace(scale=2), "gaussian": stats.norm(scale=2)}[share]
     assert stats.kstest(noise + 0.0, law.cdf).statistic < 0.015

@@ -1,6 +1,5 @@
 """Sequential federated learning from several teachers: what SFedKD and its rivals have in common."""
 
-import secrets
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -152,8 +151,9 @@ class MultiTeacher(FedSeq):
         if not isinstance(memory, Said):
             return Up(weights, disclosed(data.distribution, self.share, self.noise, self.grid, None)), memory
         if len(memory.distribution) == 0:
-            key = streams.key(self.teacher_seed, "share", data.number)
-            stream = torch.Generator().manual_seed(secrets.randbits(63) if self.secret_noise else key)
+            stream = (
+                None if self.secret_noise else streams.torch_stream(self.teacher_seed, "share", data.number)
+            )
             memory = Said(disclosed(data.distribution, self.share, self.noise, self.grid, stream))
         return Up(weights, memory.distribution), memory
 

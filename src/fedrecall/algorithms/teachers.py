@@ -95,10 +95,14 @@ def disclosed(
     if share == "grid":
         return normalised((distribution * grid).round())
     exact = distribution.cpu()
+    secret = None if stream is not None else streams.secret_uniforms(exact.numel()).view(exact.shape)
     if share == "laplace":
-        uniform = torch.rand(exact.shape, generator=stream, dtype=exact.dtype) - 0.5
+        drawn = torch.rand(exact.shape, generator=stream, dtype=exact.dtype) if secret is None else secret
+        uniform = drawn.to(exact.dtype) - 0.5
         # The inverse of the distribution function; 1 - 2|u| is in (0, 1].
         drawn = -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp(max=0.5 - 1e-16))
-    else:
+    elif secret is None:
         drawn = torch.randn(exact.shape, generator=stream, dtype=exact.dtype)
+    else:
+        drawn = torch.special.ndtri(secret).to(exact.dtype)
     return normalised((exact + noise * drawn).clamp(min=0)).to(distribution.device)
