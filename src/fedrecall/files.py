@@ -1,5 +1,6 @@
 """Files that are either whole or not there: atomic writes, and reads that trust nothing."""
 
+import errno
 import hashlib
 import json
 import os
@@ -102,6 +103,26 @@ def writing(folder: Path) -> Iterator[None]:
             f"cannot write to {folder}: {error.strerror or error}. What was saved before is kept: see to it "
             "that there is room and that the folder may be written, then resume the run."
         ) from error
+
+
+@contextmanager
+def placing(path: Path) -> Iterator[None]:
+    """Say in a sentence that a file that somebody asked for cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}.") from error
+
+
+def check_writable(path: Path) -> None:
+    """Raise UserError if the file could not be written, before the work that it is to hold."""
+    with placing(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        probe.touch()
+        probe.unlink()
 
 
 def checksum(content: bytes) -> str:

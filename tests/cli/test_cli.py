@@ -1,12 +1,15 @@
 """The command line as a stranger meets it: what it prints, what it leaves, how it exits."""
 
 import json
+import os
+import signal
 import sys
+import time
 
 import pytest
 
 from fedrecall import config as configs
-from fedrecall.cli import main
+from fedrecall.cli import main, progress
 from fedrecall.cli.app import app
 from fedrecall.records import RunFolder
 
@@ -92,6 +95,9 @@ def test_compare_prints_every_algorithm_and_pairs_seeds(call, tmp_path):
         (["run", "nowhere.yaml"], "nowhere.yaml cannot be read"),
         (["run", "--backend", "seriel", *SMALL], "did you mean 'serial'?"),
         (["run", "--resume", "--out", "nowhere"], "cannot be read"),
+        (["run", "--resume"], "name its folder with --out"),
+        (["watch", "nowhere", "--every", "nan"], "--every = nan is not a number of seconds"),
+        (["watch", "nowhere", "--every", "inf"], "--every = inf is not a number of seconds"),
         (["run", "--algorithm", "mine.py:Mine"], "there is no file"),
         (["compare", "fedavg", "fedavg"], "named twice"),
         (["list", "algoritms"], "did you mean 'algorithms'?"),
@@ -104,6 +110,53 @@ def test_a_users_mistake_is_one_sentence_and_exit_2(call, words, said):
     assert code == 2
     assert said in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["run", "--out", "x"],
+            "run --resume --out x stopped after round {}; what was done is saved.",
+        ),
+        (["compare", "fedavg", "--out", "x"], "stopped after round {}; what was done is saved."),
+        (["compare", "fedavg"], "stopped after round {}."),
+    ],
+)
+def test_a_signal_says_what_is_saved_and_is_the_exit_code(call, monkeypatch, words, said, signum):
+    class Kills:
+        def begin(self, config, history):
+            self.played = 0
+
+        def record(self, record):
+            self.played = record["round"]
+            if self.played == 1:
+                os.kill(os.getpid(), signum)
+                time.sleep(0.01)
+
+        def end(self):
+            pass
+
+    sink = Kills()
+    monkeypatch.setattr(progress, "shown", lambda *_: sink)
+    code, _, err = call(*words, *SMALL, "--rounds", "50", "--backend", "serial")
+    assert code == 128 + signum
+    assert said.format(sink.played) in err
+    assert ("saved" in err) == ("--out" in words)
+
+
+def test_what_cannot_be_written_is_one_sentence(call, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for where in ("file/x.json", "folder"):
+        code, out, err = call("compare", "fedavg", *SMALL, "--json", where)
+        assert code == 2
+        assert f"cannot write {where}" in err
+        assert "round" not in out  # before anything is trained
+        code, _, err = call("partition", "--dataset", "digits", "--clients", "10", "--save", where)
+        assert code == 2
+        assert f"cannot write {where}" in err
 
 
 def test_debug_shows_the_traceback(monkeypatch):

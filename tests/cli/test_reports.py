@@ -55,6 +55,12 @@ def test_figures_are_listed_explained_and_drawn(runs, tmp_path):
     ]
 
 
+def test_a_figure_that_cannot_be_written_is_a_users_mistake(runs, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*file"):
+        app(["figure", "fedntd/fig13", str(runs), "--out", str(tmp_path / "file")], standalone_mode=False)
+
+
 def test_watch_once_says_how_runs_stand_in_plain_lines(runs):
     write(runs / "going", algorithm="fedntd", played=4)
     write(runs / "begun", played=0)

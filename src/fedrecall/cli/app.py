@@ -3,15 +3,36 @@
 import logging
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 from rich.console import Console
 
 from fedrecall.errors import UserError, lacks_memory
 
+
+class Commands(typer.core.TyperGroup):
+    """The commands; one that a signal stopped says so and ends with the signal's exit code.
+
+    Here and not in `main`, for typer makes every KeyboardInterrupt that leaves the commands one exit code.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        from fedrecall.experiment import Interrupted
+
+        try:
+            return super().invoke(ctx)
+        except Interrupted as stop:
+            saved = "; what was done is saved" if stop.saved else ""
+            err.print(f"{_escaped(str(stop))}{saved}.", soft_wrap=True)
+            raise typer.Exit(128 + stop.signum) from None
+
+
 app = typer.Typer(
     name="fedrecall",
+    cls=Commands,
     help="Federated learning that does not forget: train, compare, measure forgetting, reproduce the papers.",
     no_args_is_help=True,
     add_completion=False,
@@ -54,17 +75,12 @@ def main() -> None:
     if not sys.stdout.isatty():  # in a pipe or a file there is no width to keep to but a reader's
         os.environ.setdefault("COLUMNS", "120")
     logging.getLogger("datasets").setLevel(logging.ERROR)
-    from fedrecall.experiment import Interrupted
-
     try:
         app()
     except UserError as error:
         if "--debug" in sys.argv:
             raise
         _refuse(str(error))
-    except Interrupted as stop:
-        err.print(f"{_escaped(str(stop))}; what was done is saved.", soft_wrap=True)
-        sys.exit(128 + stop.signum)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does

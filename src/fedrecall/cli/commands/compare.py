@@ -62,6 +62,8 @@ def compare_command(
         raise UserError("compare: an algorithm is named twice.")
     base = gather(config, settings, set_)
     plans = plan(algorithms, base, seeds)
+    if json is not None:
+        files.check_writable(json)
     dataset = load(plans[0][1].dataset, root=data_root)
     sink = progress.shown(out, len(plans))
     results: dict[str, list[Result]] = {name: [] for name in algorithms}
@@ -74,7 +76,8 @@ def compare_command(
     rows = [row(name, runs) for name, runs in results.items()]
     out.print(table(rows))
     if json is not None:
-        files.write_json(json, {"config": configs.as_dict(plans[0][1]), "rows": [vars(r) for r in rows]})
+        with files.placing(json):
+            files.write_json(json, {"config": configs.as_dict(plans[0][1]), "rows": [vars(r) for r in rows]})
         out.print(f"numbers: {json}", markup=False)
     if out_ is not None:
         out.print(f"run folders: {out_}", markup=False)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrecall import config as configs
-from fedrecall import payloads, privacy, specs, trees
+from fedrecall import files, payloads, privacy, specs, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.backends import BACKENDS
 from fedrecall.cli.app import app, out
@@ -200,7 +200,8 @@ def partition_command(
     out.print(shown)
     if save is not None:
         meta = {"dataset": config.dataset, "partition": config.partition, "clients": config.clients}
-        partitions.save(save, federation.parts, {**meta, "seed": config.seed})
+        with files.placing(save):
+            partitions.save(save, federation.parts, {**meta, "seed": config.seed})
         out.print(f"partition: {save}", markup=False)
     if picture is not None:
         draw_partition(counts, dataset.class_names, picture)

@@ -7,7 +7,6 @@ import typer
 
 from fedrecall import files
 from fedrecall.cli.app import app, out
-from fedrecall.errors import UserError
 
 Runs = Annotated[
     list[Path],
@@ -42,10 +41,8 @@ def report_command(
     from fedrecall.reports.runs import open_runs
 
     page = build(open_runs(runs), title=title, targets=target or (), baseline=baseline).encode()
-    try:
+    with files.placing(out_):
         files.write(out_, page)
-    except OSError as error:
-        raise UserError(f"cannot write {out_}: {error.strerror}.") from error
     out.print(f"report: {out_} ({len(page) / 1e6:.1f} MB)", markup=False, soft_wrap=True)
 
 

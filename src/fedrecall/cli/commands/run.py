@@ -11,6 +11,7 @@ from fedrecall.cli import progress
 from fedrecall.cli.app import app, err, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
 from fedrecall.config import Config
+from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment, Interrupted, Result
 from fedrecall.records import RunFolder
 
@@ -41,6 +42,8 @@ def run_command(
 
     Example: fedrecall run --algorithm fedntd --dataset digits --clients 20 --sample 5 --rounds 20
     """
+    if resume and out_ is None:
+        raise UserError("--resume goes on with a run: name its folder with --out.")
     if resume and out_ is not None and not settings and not set_ and config is None:
         values: dict[str, Any] = RunFolder(out_).config()  # go on as it was begun
     else:

@@ -19,6 +19,7 @@ from fedrecall.errors import UserError
 from fedrecall.records import RunFolder, read_metrics
 
 TICKS = "▁▂▃▄▅▆▇█"
+DAY = 86_400
 RECENT = 10
 """Rounds that the time left is guessed from."""
 
@@ -178,6 +179,8 @@ def watch_command(
 
     Example: fedrecall watch runs/fedntd-digits-shards-seed0
     """
+    if not every <= DAY:  # what is no number is not, either
+        raise UserError(f"watch: --every = {every} is not a number of seconds up to {DAY:,}, a day.")
     followed = [Follower(path) for path in folders(runs)]
     for run in followed:
         run.look()

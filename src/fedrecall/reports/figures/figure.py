@@ -108,9 +108,11 @@ def save(name: str, figure: Figure, runs: Sequence[Run], out: Path, dpi: int = 1
             meta = {"CreationDate": None} if kind == "pdf" else {"Software": None}
             page.savefig(content, format=kind, dpi=dpi, metadata=meta)
             paths.append(stem.with_name(f"{stem.name}.{kind}"))
-            files.write(paths[-1], content.getvalue())
+            with files.placing(paths[-1]):
+                files.write(paths[-1], content.getvalue())
     paths.append(stem.with_name(f"{stem.name}.json"))
-    files.write_json(paths[-1], data)
+    with files.placing(paths[-1]):
+        files.write_json(paths[-1], data)
     return Drawn(name, figure.caption, paths, data, notes)
 
 
