@@ -132,7 +132,9 @@ def test_parse():
     ("spec", "said"),
     [
         ("crop+flop", "did you mean 'flip'"),
-        ("crop:-1", "must be >= 0"),
+        ("crop:-1", r"must be in \[0, 4096\]"),
+        ("crop:3000000000", r"must be in \[0, 4096\]"),
+        ("cutout:3000000000", r"must be in \[0, 4096\]"),
         ("crop:x", "a whole number"),
         ("crop+crop", "twice"),
         (7, "is text"),

@@ -621,6 +621,8 @@ def test_csv_of_image_paths(tmp_path):
         ([["image", "label"], ["../x.png", 0]], "outside"),
         ([["image", "label"], ["/etc/hostname", 0]], "outside"),
         ([["image", "label"], ["none.png", 0]], r"none\.png cannot be read"),
+        ([["image", "label"], [".hidden/x.png", 0]], r"names '\.hidden/x\.png', which is hidden"),
+        ([["image", "label"], ["seen/../.x.png", 0]], "which is hidden"),
     ],
 )
 def test_bad_csv_is_one_sentence(tmp_path, rows, said):
@@ -628,6 +630,24 @@ def test_bad_csv_is_one_sentence(tmp_path, rows, said):
     with pytest.raises(UserError, match=said) as raised:
         load(f"folder:{folder}")
     assert "\n" not in str(raised.value)
+
+
+def test_large_whole_labels_stay_apart(tmp_path):
+    first = 2**53
+    rows = [["a", "label"], *([i, first + i % 4] for i in range(40))]
+    d = load(f"folder:{table(tmp_path / 'mine/data.csv', rows)}")
+    assert d.class_names == tuple(str(first + i) for i in range(4))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_files_for_testing_alone_are_refused(tmp_path, kind):
+    path = tmp_path / "mine" / f"test.{kind}"
+    if kind == "parquet":
+        parquet(path, [png(picture(i)) for i in range(4)], [0, 1] * 2)
+    else:
+        table(path, [["a", "label"], [1, 0], [2, 1]])
+    with pytest.raises(UserError, match=rf"no file to train on: test\.{kind} is named as one for testing"):
+        load(f"folder:{tmp_path / 'mine'}")
 
 
 def test_csv_in_another_encoding_or_with_other_columns(tmp_path):

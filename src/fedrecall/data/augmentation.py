@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedrecall.errors import UserError, nearest
-from fedrecall.specs import NON_NEGATIVE, build
+from fedrecall.specs import Range, build
 
+LARGEST = 4096  # pixels: more than any image has a use for, and far from where integers overflow
 _BITS = 31  # a position is drawn as an integer in [0, 2^31), that is as a fraction of a range
 
 
@@ -35,11 +36,11 @@ class Draws(NamedTuple):
 class Augmentation:
     """What happens to a training image: crop, then flip, then normalise, then Cutout."""
 
-    crop: Annotated[int, NON_NEGATIVE] = 0
+    crop: Annotated[int, Range(0, LARGEST)] = 0
     """Black pixels added on every side before cropping back to size at random; 0: no crop."""
     flip: bool = False
     """Mirror every other image, at random."""
-    cutout: Annotated[int, NON_NEGATIVE] = 0
+    cutout: Annotated[int, Range(0, LARGEST)] = 0
     """Side of a square of zeros around a random pixel, clipped at the border; 0: none."""
 
     @classmethod

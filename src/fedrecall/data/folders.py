@@ -40,6 +40,9 @@ def by_split(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
         groups[split_of(path.relative_to(top)) or "other"].append(path)
     if not groups["train"]:
         groups["train"] = groups["other"]
+    if not groups["train"] and groups["test"]:
+        name = groups["test"][0].relative_to(top)
+        raise UserError(f"{folder} has no file to train on: {name} is named as one for testing. Rename it.")
     proper = [p for p in groups["test"] if re.search(r"test", p.relative_to(top).as_posix().lower())]
     return {"train": groups["train"], "test": proper or groups["test"]}
 
@@ -161,6 +164,12 @@ def _inside(folder: Path, table: Path, written: str) -> Path:
         raise UserError(f"{table} names {written!r}, which is no file: {error}.") from error
     if not inside:
         raise UserError(f"{table} names {written!r}, which lies outside {folder}.")
+    plain = Path(os.path.normpath(path))  # with links, which `walk` sees, as they are written
+    plain = plain if plain.is_relative_to(folder.resolve()) else path.resolve()
+    if any(part.startswith(".") for part in plain.relative_to(folder.resolve()).parts):
+        raise UserError(
+            f"{table} names {written!r}, which is hidden: it would not be noticed when it changes. Rename it."
+        )
     return path
 
 
@@ -180,18 +189,26 @@ def _numbers(values: dict[str, str], where: str) -> Any:
 
 def _whole_numbers(splits: dict[str, Rows], label: str) -> None:
     """Labels that are all whole numbers become so, and sort as such; fractions are not classes."""
-    numbers: dict[str, float] = {}
+    numbers: dict[str, int | float] = {}
     for rows in splits.values():
         for written in map(str, rows.y):
             try:
-                numbers[written] = float(written)
+                numbers[written] = _number(written)
             except ValueError:
                 return
-    fraction = next((w for w, n in numbers.items() if not math.isfinite(n) or n != int(n)), None)
+    fraction = next((w for w, n in numbers.items() if isinstance(n, float) and not n.is_integer()), None)
     if fraction is not None:
         raise UserError(f"the column {label!r} has {fraction}: a label is a class, a whole number or a name.")
     for rows in splits.values():
         rows.y = [int(numbers[str(written)]) for written in rows.y]
+
+
+def _number(written: str) -> int | float:
+    """The number that is written; whole ones exactly, however large."""
+    try:
+        return int(written)
+    except ValueError:
+        return float(written)
 
 
 # Files.
