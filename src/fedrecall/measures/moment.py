@@ -58,7 +58,10 @@ class Measure(ABC):
     """Something recorded on demand: its fields are its options; it maps a moment to JSON."""
 
     every: Annotated[int, AT_LEAST_ONE] = 1
-    """Rounds from one time to the next; the last round is always measured."""
+    """Rounds from one time to the next; the last round is always measured.
+
+    It counts all rounds, and is looked at in evaluated ones only.
+    """
 
     @abstractmethod
     def __call__(self, moment: Moment) -> dict[str, Any]:
