@@ -16,10 +16,20 @@ def test_the_effective_config_makes_itself_again():
 
 
 @pytest.mark.parametrize(
-    ("sample", "clients", "expected"), [(0.1, 100, 10), (0.001, 100, 1), (7, 100, 7), (1, 5, 1)]
+    ("sample", "clients", "expected"),
+    [(0.1, 100, 10), (0.001, 100, 1), (7, 100, 7), (1, 5, 1), (1.0, 5, 5), (3.0, 5, 3)],
 )
 def test_a_share_below_one_and_a_count_above(sample, clients, expected):
-    assert Config(sample=sample, clients=clients).sampled == expected
+    direct = Config(sample=sample, clients=clients)
+    assert direct.sampled == expected
+    for given in (sample, str(sample)):  # from YAML, from the command line
+        made = configs.make({"sample": given, "clients": clients})
+        assert made.sampled == expected
+        assert configs.make(configs.as_dict(made)) == configs.begun(configs.as_dict(made)) == made == direct
+
+
+def test_a_share_of_one_was_one_client_in_runs_begun_before():
+    assert configs.begun({"sample": 1.0, "clients": 5}).sampled == 1
 
 
 @pytest.mark.parametrize(
@@ -28,6 +38,8 @@ def test_a_share_below_one_and_a_count_above(sample, clients, expected):
         ({"rouns": 3}, "config has no 'rouns'; did you mean 'rounds'?"),
         ({"rounds": 0}, "rounds = 0 must be >= 1"),
         ({"sample": 20, "clients": 10}, "there are not that many"),
+        ({"sample": 2.7, "clients": 10}, "sample = 2.7 is no number of clients"),
+        ({"sample": "2.7", "clients": 10}, "sample = 2.7 is no number of clients"),
         ({"chains": 11}, "at least as many sampled clients"),
         ({"precision": "float16"}, "one of float32, float64, bfloat16"),
         ({"measures": ["nothing"]}, "unknown measure"),

@@ -42,7 +42,7 @@ class Config:
     clients: Annotated[int, AT_LEAST_ONE] = 100
     """Number of clients, N."""
     sample: Annotated[int | float, POSITIVE] = 0.1
-    """Clients sampled each round: a count, or a share below 1."""
+    """Clients sampled each round: a count, or a share up to 1.0, which is all of them; 1 is one."""
     chains: Annotated[int | None, AT_LEAST_ONE] = None
     """Chains that train side by side; by default one for sequential algorithms, else one a client."""
     rounds: Annotated[int, AT_LEAST_ONE] = 200
@@ -103,6 +103,7 @@ class Config:
                 "normalisation = 'data' lets each client's data change every client's inputs, which "
                 f"{self.algorithm['name']} does not protect: leave it out, or say fixed."
             )
+        object.__setattr__(self, "sample", _count_or_share(self.sample, self.clients))
         if self.sampled > self.clients:
             raise UserError(f"sample = {self.sample} of {self.clients} clients: there are not that many.")
         if self.chains is not None and self.chains > self.sampled:
@@ -113,9 +114,20 @@ class Config:
     @property
     def sampled(self) -> int:
         """M, how many clients take part in a round."""
-        if isinstance(self.sample, float) and self.sample < 1:
+        if isinstance(self.sample, float):
             return max(1, round(self.sample * self.clients))
-        return int(self.sample)
+        return self.sample
+
+
+def _count_or_share(sample: float, clients: int) -> int | float:
+    """A share of clients below 1, else how many: what is written down cannot be read as the other."""
+    if not isinstance(sample, float) or sample < 1:
+        return sample
+    if sample != 1 and not sample.is_integer():
+        raise UserError(
+            f"sample = {sample:g} is no number of clients: give a whole number, or a share of at most 1.0."
+        )
+    return clients if sample == 1 else int(sample)
 
 
 # What may differ between a run and its continuation: how far and where, not what.
@@ -137,7 +149,10 @@ def begun(values: Mapping[str, Any]) -> Config:
     """The config of a run that was begun earlier, perhaps before a setting existed: with its default.
 
     That is not the default of ``normalisation`` for every algorithm: all runs had the data's statistics.
+    A share of 1.0 was taken for one client, and is no longer written down.
     """
+    if isinstance(values.get("sample"), float) and values["sample"] == 1:
+        values = {**values, "sample": 1}
     return make({"normalisation": "data", **values})
 
 

@@ -187,6 +187,8 @@ def _fit(hint: Any, value: Any) -> Any:
             if type(None) in typing.get_args(hint):
                 return None
             raise ValueError
+        if isinstance(value, float) and float in options:  # 1.0 is not 1 where both are allowed
+            return _fit(float, value)
         for option in sorted(options, key=lambda o: (o is str, o is float)):  # narrowest first
             try:
                 return _fit(option, value)

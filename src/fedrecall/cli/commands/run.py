@@ -1,7 +1,7 @@
 """`fedrecall run`: one algorithm over one federation."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -45,10 +45,9 @@ def run_command(
     if resume and out_ is None:
         raise UserError("--resume goes on with a run: name its folder with --out.")
     if resume and out_ is not None and not settings and not set_ and config is None:
-        values: dict[str, Any] = RunFolder(out_).config()  # go on as it was begun
+        made = configs.begun(RunFolder(out_).config())  # go on as it was begun
     else:
-        values = gather(config, settings, set_)
-    made = configs.make(values)
+        made = configs.make(gather(config, settings, set_))
     folder = out_ if out_ is not None else unused(name_of(made))
     experiment = Experiment(made, folder, resume=resume, data_root=data_root, sinks=[progress.shown(out)])
     try:
