@@ -22,7 +22,9 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -254,6 +256,44 @@ def _words(hint: Any) -> str:
     return plain.get(hint, getattr(hint, "__name__", str(hint)))
 
 
+class _Closed(typing.NamedTuple):
+    besides: tuple[str, ...]
+    remedy: str
+
+
+_closed: ContextVar[_Closed | None] = ContextVar("registered_only", default=None)
+
+
+@contextmanager
+def registered_only(*besides: str, remedy: str) -> Iterator[None]:
+    """In this block nothing is imported for a name that is not registered, however deep it is nested.
+
+    For specs from somebody else. ``besides``: names that may be; ``remedy`` ends the error message.
+    """
+    token = _closed.set(_Closed(besides, remedy))
+    try:
+        yield
+    finally:
+        _closed.reset(token)
+
+
+@contextmanager
+def anything() -> Iterator[None]:
+    """In this block `registered_only` is lifted."""
+    token = _closed.set(None)
+    try:
+        yield
+    finally:
+        _closed.reset(token)
+
+
+def permit(kind: str, name: str) -> None:
+    """A UserError where code that is not registered may not be imported; to be called before it is."""
+    closed = _closed.get()
+    if closed is not None and name not in closed.besides:
+        raise UserError(f"the {kind} {shown(name)} is not one of fedrecall's: {closed.remedy}")
+
+
 class Registry:
     """Names of one kind of thing, each a dataclass loaded when first asked for.
 
@@ -274,6 +314,7 @@ class Registry:
         if target is None:
             if ":" not in name:
                 raise UserError(f"unknown {self.kind} {name!r}; {nearest(name, self.entries)}")
+            permit(self.kind, name)
             target = name
         return _load(target, self.kind)
 

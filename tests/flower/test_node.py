@@ -1,8 +1,12 @@
+import json
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import Message
+from tests.flower.grids import Grid
 
 from fedrecall import config as configs
 from fedrecall.algorithms import ALGORITHMS
@@ -10,8 +14,10 @@ from fedrecall.algorithms.scaffold import Memory
 from fedrecall.data.datasets import load
 from fedrecall.errors import UserError
 from fedrecall.experiment import federate
+from fedrecall.flower import wire
 from fedrecall.flower.node import Kept, Node, Silo
 from fedrecall.flower.wire import Data
+from fedrecall.models.networks import build
 
 RUN = "0123456789abcdef" * 2
 
@@ -108,3 +114,64 @@ def test_a_run_cannot_make_a_node_import_things_unless_allowed():
             node.allow({key: spec})
         replace(node, custom=True).allow({key: spec})
     node.allow(configs.as_dict(configs.make({"model": "mlp:hidden=8+4", "algorithm": "fedntd:beta=2"})))
+
+
+EVIL = """
+from dataclasses import dataclass
+from pathlib import Path
+from fedrecall.algorithms.fedavg import FedAvg
+
+Path(__file__).with_suffix(".ran").touch()
+
+
+@dataclass(frozen=True)
+class Evil(FedAvg):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "{0}:Evil",
+        "private:{0}:Evil",
+        "private:evil_module:Evil,noise=0",
+        {"name": "private", "of": "{0}:Evil", "noise": 0},
+        {"name": "private", "of": "evil_module:Evil", "noise": 0},
+        {"name": "private", "of": {"name": "{0}:Evil"}, "noise": 0},
+        {"name": "private", "of": {"name": "private", "of": "{0}:Evil"}, "noise": 0},
+    ],
+)
+def test_what_an_algorithm_is_made_of_is_not_imported_either(spec, tmp_path, monkeypatch):
+    (tmp_path / "evil_module.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = json.dumps({"algorithm": spec, "clients": 3, "sample": 3})
+    text = text.replace("{0}", f"{tmp_path}/evil_module.py")
+    node = {"client": 0, "data": "digits"}
+    reply = announced(node, text)
+    assert "is not one of fedrecall's: allow it with custom=true" in reply["reason"]
+    assert "evil_module" not in sys.modules
+    assert not (tmp_path / "evil_module.ran").exists()
+
+
+def announced(node: dict[str, object], config: str) -> dict[str, object]:
+    grid = Grid({1000: node})
+    question = Message(wire.pack(wire.Question(config)), 1000, "query")
+    question.metadata.__dict__["_message_id"] = "question"
+    return dict(grid.answer(1000, question).content["values"])
+
+
+def test_the_owner_of_a_node_may_name_data_of_its_own(tmp_path):
+    """They are its own wish, not the run's: custom=true is not needed for them."""
+    text = "from dataclasses import dataclass\nfrom fedrecall.data.datasets import Digits\n"
+    (tmp_path / "mine.py").write_text(text + "@dataclass(frozen=True)\nclass Mine(Digits):\n    pass\n")
+    said = announced({"client": 0, "data": f"{tmp_path}/mine.py:Mine"}, '{"clients": 3, "sample": 3}')
+    assert said["classes"] == [f"{k}" for k in range(10)]
+
+
+def test_where_only_registered_names_are_allowed_no_other_model_is_built():
+    with Node(client=0, data="digits").guard():
+        with pytest.raises(UserError, match="custom=true"):
+            build("torch.nn:Linear", (1, 8, 8), 10)
+        build("mlp:4", (1, 8, 8), 10)
+    build("torch.nn:Flatten", (10,), 10)

@@ -49,7 +49,9 @@ def _answer(handler: Handler, message: Message, context: Context) -> Message:
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        content = handler(Node.of(context.node_config), message.content)
+        node = Node.of(context.node_config)
+        with node.guard():
+            content = handler(node, message.content)
     except ValueError as error:  # a UserError, or a message that is not what was declared
         content = wire.pack(Refusal(wire.tidy(str(error))))
     return Message(content, reply_to=message)
@@ -202,7 +204,8 @@ def _config(node: Node, text: str) -> Config:
         "sinks": [],
         "dataset": {"name": ELSEWHERE},
     }
-    return configs.make(values | mine)
+    with node.guard():
+        return configs.make(values | mine)
 
 
 def _no_arrays(arrays: object) -> None:

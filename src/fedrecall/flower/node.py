@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedrecall.specs import NON_NEGATIVE
 
 ELSEWHERE = "fedrecall.flower.node:Elsewhere"
 """How a config names the data set of a run whose data are at the nodes."""
+REMEDY = "allow it with custom=true in this node's --node-config."
 
 
 @dataclass(frozen=True)
@@ -55,17 +57,18 @@ class Node:
         return specs.build(cls, {k.replace("-", "_"): v for k, v in given.items()}, "--node-config")
 
     def allow(self, values: Mapping[str, Any]) -> None:
-        """Refuse a run's config that would import what the owner has not allowed; before it does."""
+        """Refuse a run's config that names what the owner has not allowed; `guard` looks deeper."""
         named = [(REGISTRIES[key], values.get(key)) for key in REGISTRIES if key != "dataset"]
         named += [(MODELS, values.get("model"))]
         named += [(MEASURES, measure) for measure in values.get("measures", ())]
         for registry, spec in named:
             name = "" if spec is None else registry.parse(spec)[0]
             if name and name not in registry.entries and not self.custom:
-                raise UserError(
-                    f"the run's {registry.kind} {name!r} is not one of fedrecall's: allow it with "
-                    "custom=true in this node's --node-config."
-                )
+                raise UserError(f"the run's {registry.kind} {name!r} is not one of fedrecall's: {REMEDY}")
+
+    def guard(self) -> AbstractContextManager[None]:
+        """In this block nothing is imported that the owner has not allowed, wherever a config names it."""
+        return nullcontext() if self.custom else specs.registered_only(ELSEWHERE, remedy=REMEDY)
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ class Silo:
 
     def __init__(self, node: Node, config: Config, data: Data | None = None):
         """``data`` has the names and statistics that the federation agreed on, once it has."""
-        dataset = _read(node.data, node.data_root)
+        with specs.anything():  # the owner names it, not the run
+            dataset = _read(node.data, node.data_root)
         if data is not None:
             dataset = _agreed(dataset, data, node.client)
         dataset = normalised(config, dataset)  # whatever the server says

@@ -342,6 +342,7 @@ def module_from(
 
 
 def _load(path: str) -> Callable[..., Any]:
+    specs.permit("model", path)
     place, _, attribute = path.rpartition(":")
     if place.endswith(".py"):
         found: Any = specs._load_file(Path(place), f"model {path!r}")
