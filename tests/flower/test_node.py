@@ -29,8 +29,8 @@ def memory(value: float) -> Memory:
 def test_memories_are_kept_by_round_for_as_long_as_the_server_may_ask(tmp_path):
     kept = Kept(Node(client=4, data="digits", memory=str(tmp_path)), RUN)
     assert kept.get(0, memory(7)).variate["w"].tolist() == [7] * 3
-    for number, keep in ((1, 0), (2, 0), (4, 0), (5, 2), (8, 4)):
-        kept.put(number, memory(number), keep)
+    for number, keep, remembered in ((1, 0, 0), (2, 0, 1), (4, 0, 2), (5, 2, 4), (8, 4, 5)):
+        kept.put(number, memory(number), keep, remembered)
     # 4 is needed still: a server that goes back to round 4 means it.
     assert sorted(p.name for p in kept.folder.iterdir()) == [f"round-00000{r}.safetensors" for r in (4, 5, 8)]
     again = Kept(Node(client=4, data="digits", memory=str(tmp_path)), RUN)
@@ -39,9 +39,38 @@ def test_memories_are_kept_by_round_for_as_long_as_the_server_may_ask(tmp_path):
         again.get(2, memory(0))
 
 
+def rounds_of(kept: Kept) -> list[int]:
+    return sorted(int(p.stem[-6:]) for p in kept.folder.iterdir())
+
+
+def test_what_the_server_means_is_kept_however_many_uploads_are_lost(tmp_path):
+    """The upload of round 1 arrived, later ones did not: the memory of round 1 is the only one that counts."""
+    kept = Kept(Node(client=4, data="digits", memory=str(tmp_path)), RUN)
+    kept.put(1, memory(1), 0, 0)
+    for number in range(2, 9):
+        assert kept.get(1, memory(0)).variate["w"].tolist() == [1] * 3
+        kept.rewind(1)
+        kept.put(number, memory(number), number - 2, 1)
+        assert rounds_of(kept) == [1, number]
+    kept.rewind(8)  # that of round 8 did, and a server that goes back two rounds means round 1
+    kept.put(9, memory(9), 7, 8)
+    assert rounds_of(kept) == [1, 8, 9]
+    kept.put(10, memory(10), 8, 9)
+    assert rounds_of(kept) == [8, 9, 10]
+
+
+def test_a_visit_that_a_later_one_overtook_leaves_no_memory(tmp_path):
+    kept = Kept(Node(client=4, data="digits", memory=str(tmp_path)), RUN)
+    for number in (1, 3, 2):
+        kept.put(number, memory(number), 0, min(number - 1, 1))
+    assert rounds_of(kept) == [1, 3]
+    kept.put(4, memory(4), 2, 3)
+    assert rounds_of(kept) == [1, 3, 4]
+
+
 def test_runs_and_clients_have_their_own_memories(tmp_path):
     node = Node(client=4, data="digits", memory=str(tmp_path))
-    Kept(node, RUN).put(1, memory(1), 0)
+    Kept(node, RUN).put(1, memory(1), 0, 0)
     for other in (Kept(node, RUN[::-1]), Kept(replace(node, client=5), RUN)):
         with pytest.raises(UserError, match="is not in"):
             other.get(1, memory(0))

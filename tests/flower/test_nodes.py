@@ -333,6 +333,19 @@ def test_a_lost_upload_does_not_move_the_memory_that_the_server_means(tmp_path):
     assert [m.content["values"]["remembered"] for m in asked] == [0, 1, 1]
 
 
+def test_a_client_that_is_late_for_rounds_on_end_takes_part_again(tmp_path):
+    held = nodes(tmp_path)
+
+    def tamper(node: int, reply: Message) -> Message | None:
+        late = grid.sent[-1].metadata.message_type == "train" and node == 1000
+        return None if late and 2 <= int(grid.sent[-1].metadata.group_id) <= 4 else reply
+
+    grid = Grid(held, tamper)
+    result = play(grid, algorithm="scaffold", rounds=6)
+    assert [len(r["failures"]) for r in result.history] == [0, 1, 1, 1, 0, 0]
+    assert all("no reply" in r["failures"][0] for r in result.history[1:4])
+
+
 def test_clients_remember_what_is_needed_and_no_more(tmp_path):
     play(Grid(nodes(tmp_path)), algorithm="scaffold", rounds=6)
     (run,) = tmp_path.iterdir()

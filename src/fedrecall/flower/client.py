@@ -158,13 +158,15 @@ def _train(node: Node, task: Task, arrays: dict[str, Tensor]) -> Visit:
     template = payloads.declared_down(algorithm, model, silo.dataset.shape, silo.dataset.classes)
     down = payloads.check(arrays, template, "what the server sent", growing=True)
     kept = Kept(node, task.run)
+    memory = kept.get(task.remembered, algorithm.remember(down.weights))
+    kept.rewind(task.remembered)
     done = visit(
         algorithm,
         model,
         config.training,
         silo.train,
         down,
-        kept.get(task.remembered, algorithm.remember(down.weights)),
+        memory,
         seed=config.seed,
         round_number=task.round,
         client=task.client,
@@ -172,7 +174,7 @@ def _train(node: Node, task: Task, arrays: dict[str, Tensor]) -> Visit:
     if done.failure is not None:
         at = "" if done.failure.step is None else f"step {done.failure.step}: "
         raise UserError(at + done.failure.reason)
-    kept.put(task.round, done.memory, task.keep)
+    kept.put(task.round, done.memory, task.keep, task.remembered)
     return done
 
 

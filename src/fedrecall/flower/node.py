@@ -170,17 +170,29 @@ class Kept:
             )
         return trees.restore(first, files.read_arrays(path), f"{path}")
 
-    def put(self, round_number: int, memory: Any, keep: int) -> None:
-        """Remember this after the round; forget what the server cannot go back to."""
+    def rewind(self, remembered: int) -> None:
+        """Forget visits after this round: the server has none of their uploads, or has gone back."""
+        for number in self._rounds():
+            if number > remembered:
+                self._path(number).unlink(missing_ok=True)
+
+    def put(self, round_number: int, memory: Any, keep: int, remembered: int) -> None:
+        """Remember this after the round, which began at ``remembered``; forget what nobody goes back to.
+
+        A visit that was overtaken by a later one leaves nothing: the server did not wait for it.
+        """
         arrays = trees.arrays(memory)
-        if not arrays:
+        if not arrays or any(number > round_number for number in self._rounds()):
             return
         files.write_arrays(self._path(round_number), arrays)
-        rounds = sorted(int(p.stem.split("-")[1]) for p in self.folder.glob("round-*.safetensors"))
-        oldest = max((r for r in rounds if r <= keep), default=0)
-        for number in rounds:
-            if number < oldest:
+        arrived = [number for number in self._rounds() if number <= remembered]
+        oldest = max((number for number in arrived if number <= keep), default=0)
+        for number in self._rounds():
+            if number < oldest or remembered < number < round_number:
                 self._path(number).unlink(missing_ok=True)
+
+    def _rounds(self) -> list[int]:
+        return sorted(int(p.stem.split("-")[1]) for p in self.folder.glob("round-*.safetensors"))
 
     def _path(self, round_number: int) -> Path:
         return self.folder / f"round-{round_number:06d}.safetensors"
