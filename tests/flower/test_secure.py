@@ -73,6 +73,21 @@ def test_clients_of_different_sizes_count_alike_or_by_their_examples(tmp_path):
             torch.testing.assert_close(t, expected, rtol=1e-9, atol=1e-9)
 
 
+def test_a_later_node_with_the_same_number_does_not_change_what_a_client_counts(tmp_path, caplog):
+    run = {"rounds": 3, "partition": "lda:0.3,min_size=2", "training.batch_size": 50}
+    held = nodes(tmp_path)
+
+    def tamper(node: int, reply: Message) -> Message:
+        if grid.sent[-1].metadata.group_id == "1" and node == 1000:
+            held[9999] = dict(held[1000])
+        return value(examples=10**6)(reply) if node == 9999 else reply
+
+    grid = Grid(held, tamper)
+    result = play(grid, **run, secure="examples")
+    assert "node 9999 says it is client 0, which node 1000 is: it is left out" in caplog.text
+    close(result.weights, alone(**run).server.weights)
+
+
 def replies(grid: Grid, kind: str) -> list[Message]:
     return [m for m in grid.received if m.metadata.message_type == kind]
 

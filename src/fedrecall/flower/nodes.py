@@ -65,7 +65,7 @@ class Nodes:
         """The template of uploads, once there is a model."""
         self._json = wire.as_json(_for_nodes(config))
         self._examples: dict[int, int] = {}
-        """Of each client that ever said so."""
+        """Of each client, as the node that is the client's has said."""
         self._known: dict[int, Announcement] = {}
         """By node id; several nodes may say the same number."""
         self._asked: dict[str, int] = {}
@@ -121,10 +121,19 @@ class Nodes:
         for node, reply in self._pull(self._asked):
             try:
                 said = self._announcement(reply)
-                self._known[node], self._examples[said.client] = said, said.examples
             except ValueError as error:
                 self._refused.add(node)
                 log.error("node %d is left out: %s", node, error)
+                continue
+            first = self._clients().get(said.client)
+            self._known[node] = said
+            if first is not None and self.facts is not None:
+                log.warning(
+                    "node %d says it is client %d, which node %d is: it is left out for as long as that one "
+                    "is online",
+                    *(node, said.client, first),
+                )
+        self._examples |= {c: self._known[node].examples for c, node in self._clients().items()}
 
     def _meet(self, clients: Set[int]) -> None:
         """See who is there; a new node may be one of these clients come back, so its answer is waited for."""
