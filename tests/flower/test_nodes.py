@@ -130,6 +130,79 @@ def test_nodes_evaluate_where_the_server_has_no_data(tmp_path):
         assert mine["loss"] == pytest.approx(other["loss"])
 
 
+TESTED = {
+    "counts of nobody": (lambda r: {"confusion": [2**62] * 9}, f"counts {9 * 2**62} examples"),
+    "fewer counts": (lambda r: {"confusion": [0] * 9}, "counts 0 examples, and it said it has 10"),
+    "one more": (lambda r: {"confusion": [r["confusion"][0] + 1, *r["confusion"][1:]]}, "counts 11 examples"),
+    "a negative loss": (lambda r: {"loss": -1.0}, "has a loss of -1"),
+}
+
+
+@pytest.mark.parametrize("case", TESTED)
+def test_an_evaluation_that_does_not_fit_is_left_out(case, tmp_path, caplog):
+    change, said = TESTED[case]
+    kept: dict[int, Message] = {}
+
+    def tamper(node: int, reply: Message) -> Message:
+        if grid.sent[-1].metadata.message_type == "evaluate":
+            kept[node] = reply
+            if node == 1007:
+                return value(**change(dict(reply.content["values"])))(reply)
+        return reply
+
+    grid = Grid(nodes(tmp_path), tamper)
+    (record,) = play(grid, dataset="", auxiliary_per_class="", rounds=1).history
+    assert f"client 1, evaluation of round 1: its reply {said}" in caplog.text
+    good = [dict(kept[node].content["values"]) for node in (1000, 1014)]
+    right = sum(sum(v["confusion"][::4]) for v in good)
+    assert record["accuracy"] == right / sum(sum(v["confusion"]) for v in good)
+    assert record["loss"] == pytest.approx(sum(v["loss"] for v in good) / 2)
+
+
+def test_a_loss_as_large_as_a_number_can_be_is_averaged(tmp_path):
+    def tamper(node: int, reply: Message) -> Message:
+        evaluated = grid.sent[-1].metadata.message_type == "evaluate"
+        return value(loss=1e308)(reply) if evaluated else reply
+
+    grid = Grid(nodes(tmp_path), tamper)
+    (record,) = play(grid, dataset="", auxiliary_per_class="", rounds=1).history
+    assert record["loss"] == pytest.approx(1e308)
+
+
+ANNOUNCED = {
+    "no deviation": {"std": [0.0]},
+    "a negative deviation": {"std": [-0.5]},
+    "hardly a deviation": {"std": [1e-300]},
+    "no pixel's mean": {"mean": [1e200]},
+    "no pixel's deviation": {"std": [1e200]},
+    "a little too large": {"mean": [-1.1]},
+    "too many examples": {"examples": 10**15},
+    "too many to test on": {"test_examples": 2**62},
+}
+
+
+@pytest.mark.parametrize("case", ANNOUNCED)
+def test_a_node_that_says_what_cannot_be_is_left_out(case, tmp_path, caplog):
+    def tell(node: int, message: Message) -> Message:
+        lie = node == 1007 and message.metadata.message_type == "query"
+        return value(**ANNOUNCED[case])(message) if lie else message
+
+    run = {"rounds": 1, "dataset": "", "auxiliary_per_class": "", "min_clients": 2}
+    result = play(Grid(nodes(tmp_path), tell), **run)
+    assert result.history[0]["failures"] == ["client 1, round 1: its node is not connected"]
+    assert "node 1007 is left out: client 1 " in caplog.text
+    assert 0.1 < result.federation.dataset.std.item() < 1
+
+
+def test_statistics_of_tables_may_be_large():
+    from fedrecall.flower.nodes import _plausible
+
+    assert _plausible([2], [-1e9, 0.0], [1e10, 1e-5])
+    assert not _plausible([2], [-1e13, 0.0], [1.0, 1.0])
+    assert not _plausible([1, 8, 8], [2.0], [1.0])
+    assert not _plausible([1, 8, 8], [math.nan], [1.0])
+
+
 def test_nothing_but_the_declared_travels(tmp_path):
     """No image and no label: what nodes send are the upload's arrays and a report's five numbers."""
     grid = Grid(nodes(tmp_path))
@@ -228,6 +301,7 @@ MALFORMED = {
     "another format": (numpy_array, "does not hold its arrays as safetensors"),
     "no examples": (value(examples=0), "trained on 0 examples"),
     "negative examples": (value(examples=-5), "trained on -5 examples"),
+    "too many examples": (value(examples=10**15), "trained on 1000000000000000 examples"),
     "fractional examples": (value(examples=2.5), "'examples' is 2.5, which is not a whole number"),
     "examples true": (value(examples=True), "'examples' is True"),
     "another client": (value(client=0), "is of client 0"),

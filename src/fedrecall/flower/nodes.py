@@ -35,6 +35,12 @@ PROGRESS = 10.0
 
 INTRODUCTION = 60.0
 """Seconds that a node which comes later has to say who it is."""
+MOST_EXAMPLES = 10**9
+"""Of one node: more cannot be true, and would outweigh everybody else's."""
+FARTHEST = {3: 1.001, 1: 1e12}
+"""Largest mean and deviation of a channel by the dimensions of an example: pixels are from 0 to 1."""
+LEAST_STD = 1e-12
+"""Smallest deviation; of a channel that never varies it is 1."""
 
 
 class Receipt(NamedTuple):
@@ -156,8 +162,10 @@ class Nodes:
             raise Malformed(
                 f"it says it is client {said.client}, and there are {self.config.clients}, from 0 on"
             )
-        if said.examples < 1 or said.test_examples < 0:
-            raise Malformed(f"client {said.client} says it has {said.examples} examples")
+        if not 1 <= said.examples <= MOST_EXAMPLES or not 0 <= said.test_examples <= MOST_EXAMPLES:
+            raise Malformed(
+                f"client {said.client} says it has {said.examples} examples and {said.test_examples} to test on"
+            )
         if (
             not said.shape
             or min(said.shape) < 1
@@ -168,6 +176,11 @@ class Nodes:
         channels = said.shape[0] if self.config.normalisation == "data" else 0
         if not len(said.mean) == len(said.std) == channels:
             raise Malformed(f"client {said.client} gives {len(said.mean)} channel means, not {channels}")
+        if not _plausible(said.shape, said.mean, said.std):
+            raise Malformed(
+                f"client {said.client} gives channel means {_some(said.mean)} and deviations "
+                f"{_some(said.std)}, which its examples cannot have"
+            )
         if self.facts is not None and tuple(said.shape) != self.facts.shape:
             raise Malformed(
                 f"client {said.client} has examples of {said.shape}, others of {self.facts.shape}"
@@ -207,6 +220,11 @@ class Nodes:
                 )
         if self.config.normalisation == "data":
             mean, std = _pooled(said)
+            if not _plausible(first.shape, mean, std):
+                raise UserError(
+                    f"the channel means {_some(mean)} and deviations {_some(std)} of all clients together "
+                    "are not those of any examples."
+                )
         else:
             mean, std = (t.tolist() for t in fixed_statistics(first.shape))
         self.facts = Facts(tuple(first.shape), Data(names, mean, std))
@@ -243,7 +261,7 @@ class Nodes:
         report, arrays = wire.unpack(content, Report, "its reply")
         if report.client != client or report.round != number:
             raise Malformed(f"its reply is of client {report.client}, round {report.round}")
-        if report.examples <= 0:
+        if not 1 <= report.examples <= MOST_EXAMPLES:
             raise Malformed(f"it says it trained on {report.examples} examples")
         return report, payloads.check(arrays, self.up, "its reply")
 
@@ -275,21 +293,38 @@ class Nodes:
         packed = wire.pack_arrays(weights)
         contents = {client: wire.pack(self._task(round_number, client, 0), packed) for client in asked}
         count = len(self.facts.data.classes)
-        read = partial(_tested, round_number, count)
-        confusion, loss = np.zeros((count, count), np.int64), 0.0
+        read = partial(self._tested, round_number)
+        confusion, losses = np.zeros((count, count), np.int64), []
         for client, tested in self._ask(contents, "evaluate", read, round_number=round_number).items():
             if isinstance(tested, ValueError):
                 log.warning("client %d, evaluation of round %d: %s", client, round_number, tested)
                 continue
             counts = np.array(tested.confusion, np.int64).reshape(count, count)
             confusion += counts
-            loss += tested.loss * counts.sum()
+            losses.append((tested.loss, counts.sum()))
         if not confusion.any():
             raise UserError(
                 f"nobody evaluated the model of round {round_number}: no node that answered has test "
                 "examples; give the server a data set of its own with dataset=..., whose test split is used."
             )
-        return Evaluation(confusion, loss / confusion.sum())
+        total = confusion.sum()
+        return Evaluation(confusion, float(sum(loss * (tested / total) for loss, tested in losses)))
+
+    def _tested(self, round_number: int, client: int, content: RecordDict) -> Tested:
+        assert self.facts is not None
+        classes = len(self.facts.data.classes)
+        tested, arrays = wire.unpack(content, Tested, "its reply")
+        if arrays:
+            raise Malformed("its reply has undeclared arrays")
+        if (tested.client, tested.round) != (client, round_number):
+            raise Malformed(f"its reply is of client {tested.client}, round {tested.round}")
+        if len(tested.confusion) != classes**2 or min(tested.confusion) < 0:
+            raise Malformed(f"its reply does not hold {classes} x {classes} counts")
+        if sum(tested.confusion) != (said := self._known[self._clients()[client]].test_examples):
+            raise Malformed(f"its reply counts {sum(tested.confusion)} examples, and it said it has {said}")
+        if tested.loss < 0:
+            raise Malformed(f"its reply has a loss of {tested.loss:g}, which cannot be less than 0")
+        return tested
 
     def close(self) -> None:
         """Nothing to free: Flower ends its connection itself."""
@@ -396,15 +431,10 @@ def _content(reply: Message) -> RecordDict:
     return reply.content
 
 
-def _tested(round_number: int, classes: int, client: int, content: RecordDict) -> Tested:
-    tested, arrays = wire.unpack(content, Tested, "its reply")
-    if arrays:
-        raise Malformed("its reply has undeclared arrays")
-    if (tested.client, tested.round) != (client, round_number):
-        raise Malformed(f"its reply is of client {tested.client}, round {tested.round}")
-    if len(tested.confusion) != classes**2 or min(tested.confusion) < 0:
-        raise Malformed(f"its reply does not hold {classes} x {classes} counts")
-    return tested
+def _plausible(shape: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> bool:
+    """Whether these can be the statistics of examples of this shape."""
+    most = FARTHEST.get(len(shape), FARTHEST[1])
+    return all(abs(m) <= most for m in mean) and all(LEAST_STD <= s <= most for s in std)
 
 
 def _pooled(said: Sequence[Announcement]) -> tuple[list[float], list[float]]:
@@ -416,7 +446,7 @@ def _pooled(said: Sequence[Announcement]) -> tuple[list[float], list[float]]:
     share /= share.sum()
     means, stds = np.array([a.mean for a in said]), np.array([a.std for a in said])
     mean = share @ means
-    variance = share @ (stds**2 + means**2) - mean**2
+    variance = share @ (stds**2 + (means - mean) ** 2)
     return mean.tolist(), np.sqrt(np.maximum(variance, 1e-12)).tolist()
 
 
