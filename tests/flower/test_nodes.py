@@ -10,7 +10,7 @@ from safetensors.torch import load, save
 from tests.flower.grids import Grid
 
 from fedrecall import config as configs
-from fedrecall import trees
+from fedrecall import files, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
@@ -391,6 +391,77 @@ def test_too_few_uploads_stop_the_run_which_can_be_resumed(tmp_path):
     result = play(grid, min_clients=2, algorithm="scaffold", out=out, resume=True)
     assert [r["failures"] for r in result.history] == [[], [], []]
     same(result.weights, alone(algorithm="scaffold").server.weights)
+
+
+def apart(folder: Path) -> dict[int, dict[str, object]]:
+    """Nodes with data of different statistics."""
+    held = nodes(folder)
+    for own in held.values():
+        own |= {"divide": False, "data": f"synthetic:classes=3,train=60,test=30,seed={own['client']}"}
+    return held
+
+
+def told(grid: Grid) -> list[dict[str, object]]:
+    """What nodes were told that the federation agreed on, each thing once."""
+    texts = {m.content["values"]["data"] for m in grid.sent if m.metadata.message_type == "train"}
+    return [wire.from_json(text, "") for text in texts]
+
+
+def test_a_resumed_run_keeps_what_was_agreed_on_whoever_is_there(tmp_path):
+    run = {"dataset": "", "auxiliary_per_class": "", "min_clients": 2, "out": str(tmp_path / "run")}
+    grid = Grid(apart(tmp_path))
+    play(grid, **run, rounds=1)
+    first = told(grid)
+    del grid.nodes[1007]
+    alone_here = Grid(dict(grid.nodes))
+    play(alone_here, **{**run, "out": str(tmp_path / "other")}, rounds=1)
+    assert told(alone_here) != first  # two nodes alone agree on something else
+    again = Grid(dict(grid.nodes))
+    result = play(again, **run, rounds=2, resume=True)
+    assert told(again) == first
+    assert result.federation.dataset.mean.tolist() == pytest.approx(first[0]["mean"])
+    held = files.read_json(tmp_path / "run" / "federation.json")
+    assert {k: held[k] for k in ("classes", "mean", "std")} == first[0]
+    assert (len(held["run"]), held["shape"]) == (32, list(result.federation.dataset.shape))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": "synthetic:classes=3,train=60,test=30,channels=2"}, r"begun with examples of \[1, .* have \[2, "),
+        ({"data": "synthetic:classes=4,train=60,test=30"}, "begun with classes 0, 1, 2, .* now 0, 1, 2, 3"),
+    ],
+)
+def test_a_run_is_not_resumed_on_data_of_another_kind(change, message, tmp_path):
+    run = {"dataset": "", "auxiliary_per_class": "", "out": str(tmp_path / "run")}
+    play(Grid(nodes(tmp_path)), **run, rounds=1)
+    with pytest.raises(UserError, match=message):
+        play(Grid(nodes(tmp_path, **change)), **run, rounds=2, resume=True)
+
+
+def test_a_run_whose_folder_does_not_say_what_was_agreed_on_agrees_anew(tmp_path, caplog):
+    """As folders of earlier versions do not; a damaged one is refused."""
+    run = {"dataset": "", "auxiliary_per_class": "", "out": str(tmp_path / "run"), "resume": True}
+    play(Grid(nodes(tmp_path)), **run, rounds=1)
+    path = tmp_path / "run" / "federation.json"
+    held = files.read_json(path)
+    files.write_json(path, {"run": held["run"]})
+    play(Grid(nodes(tmp_path)), **run, rounds=2)
+    assert "they agree anew, on who is here now" in caplog.text
+    assert files.read_json(path) == held
+    files.write_json(path, {**held, "mean": "x"})
+    with pytest.raises(UserError, match=r"'mean' is 'x', which is not a list.* begin the run anew"):
+        play(Grid(nodes(tmp_path)), **run, rounds=3)
+
+
+def test_a_run_is_not_resumed_on_other_statistics_of_the_servers_own_data(tmp_path):
+    run = {"out": str(tmp_path / "run"), "resume": True}
+    play(Grid(nodes(tmp_path)), **run, rounds=1)
+    path = tmp_path / "run" / "federation.json"
+    play(Grid(nodes(tmp_path)), **run, rounds=2)
+    files.write_json(path, {**files.read_json(path), "mean": [0.125]})
+    with pytest.raises(UserError, match="other channel statistics than when the run was begun"):
+        play(Grid(nodes(tmp_path)), **run, rounds=3)
 
 
 def test_a_lost_upload_does_not_move_the_memory_that_the_server_means(tmp_path):

@@ -64,8 +64,12 @@ class Nodes:
     for as long as it is online.
     """
 
-    def __init__(self, grid: Grid, config: Config, hosting: Hosting, run: str = ""):
+    def __init__(
+        self, grid: Grid, config: Config, hosting: Hosting, run: str = "", before: Facts | None = None
+    ):
+        """``before``: what was agreed on when the run began, if it goes on; it holds whoever is here now."""
         self.grid, self.config, self.hosting, self.run = grid, config, hosting, run
+        self.before = before
         self.facts: Facts | None = None
         self.up: Any = None
         """The template of uploads, once there is a model."""
@@ -218,6 +222,20 @@ class Nodes:
                     f"clients {first.client} and {other.client} name different classes, {_some(names)} and "
                     f"{_some(other.classes)}: give class_names, all of them in one order."
                 )
+        if self.before is not None:
+            self.facts = self.before
+            shape, data = self.before
+            if tuple(first.shape) != shape:
+                raise UserError(
+                    f"the run was begun with examples of {list(shape)}, and the nodes now have {first.shape}: "
+                    "bring the data back, or begin the run anew."
+                )
+            if names != data.classes:
+                raise UserError(
+                    f"the run was begun with classes {_some(data.classes)}, and they are now {_some(names)}: "
+                    "give class_names as they were, or begin the run anew."
+                )
+            return self.facts
         if self.config.normalisation == "data":
             mean, std = _pooled(said)
             if not _plausible(first.shape, mean, std):

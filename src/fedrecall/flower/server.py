@@ -4,7 +4,7 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,16 +20,21 @@ from fedrecall.data.federation import Federation, set_apart
 from fedrecall.errors import UserError
 from fedrecall.experiment import DTYPES, Experiment, Result, device_of, normalised
 from fedrecall.flower import hosting as hostings
+from fedrecall.flower import wire
 from fedrecall.flower.hosting import Hosting
 from fedrecall.flower.node import ELSEWHERE
 from fedrecall.flower.nodes import Facts, Nodes, Receipt
+from fedrecall.flower.wire import Data
 from fedrecall.measures.accuracy import Evaluation
 from fedrecall.memories import Memories
 from fedrecall.models.model import Weights
+from fedrecall.records import RunFolder
 from fedrecall.training import Failure
 
 log = logging.getLogger("flwr")
 app = ServerApp()
+AGREED = "federation.json"
+"""The run folder's file with the name of the run at its nodes and what they agreed on."""
 
 
 @app.main()
@@ -41,13 +46,30 @@ def main(grid: Grid, context: Context) -> None:
 
 def serve(grid: Grid, config: Config, hosting: Hosting) -> Result:
     """Wait for the nodes, then play the rounds that are left."""
-    nodes = Nodes(grid, config, hosting)
+    before = _agreed_before(hosting)
+    nodes = Nodes(grid, config, hosting, before=before)
     own = _own_data(config)
     facts = nodes.gather()
     if own is not None:
-        facts = nodes.facts = _with(facts, own, config)
+        fresh = _with(facts, own, config)
+        if before is None:
+            facts = nodes.facts = fresh
+        elif fresh != facts:
+            raise UserError(
+                f"{config.dataset['name']} has other channel statistics than when the run was begun: bring the "
+                "server's data back, or begin the run anew."
+            )
     run = Run(config, nodes, describe(config, facts, own), hosting)
     return run.play()
+
+
+class Agreed(NamedTuple):
+    """The facts as the run folder has them."""
+
+    shape: list[int]
+    classes: list[str]
+    mean: list[float]
+    std: list[float]
 
 
 class Run(Experiment):
@@ -66,14 +88,19 @@ class Run(Experiment):
             raise
 
     def _name(self) -> str:
-        """What nodes keep this run's memories under: the same when it is resumed."""
+        """What nodes keep this run's memories under: the same when it is resumed.
+
+        Beside it is written what the federation agreed on.
+        """
         name = secrets.token_hex(16)
         if self.folder is None:
             return name
-        path = self.folder.path / "federation.json"
+        path = self.folder.path / AGREED
         if path.exists() and self.history:
-            return str(files.read_json(path)["run"])
-        files.write_json(path, {"run": name})
+            name = str(files.read_json(path)["run"])
+        facts = self.nodes.facts
+        assert facts is not None
+        files.write_json(path, {"run": name, "shape": list(facts.shape), **facts.data._asdict()})
         return name
 
     def play(self) -> Result:
@@ -139,6 +166,26 @@ class Lines:
 
     def end(self) -> None:
         """Nothing to say."""
+
+
+def _agreed_before(hosting: Hosting) -> Facts | None:
+    """What the nodes agreed on when the run began, if it goes on from a checkpoint."""
+    if hosting.out is None or not hosting.resume:
+        return None
+    folder = RunFolder(Path(hosting.out))
+    path = folder.path / AGREED
+    if not path.exists() or next(folder.checkpoints(), None) is None:
+        return None
+    held = dict(files.read_json(path))
+    held.pop("run", None)
+    if not held:
+        log.warning("%s does not say what the nodes agreed on: they agree anew, on who is here now.", path)
+        return None
+    try:
+        said = wire.values(held, Agreed, f"{path}")
+    except wire.Malformed as error:
+        raise UserError(f"{error}: bring the file back, or begin the run anew.") from error
+    return Facts(tuple(said.shape), Data(said.classes, said.mean, said.std))
 
 
 def _own_data(config: Config) -> Dataset | None:
