@@ -44,7 +44,7 @@ def rounds_of(kept: Kept) -> list[int]:
 
 
 def test_what_the_server_means_is_kept_however_many_uploads_are_lost(tmp_path):
-    """The upload of round 1 arrived, later ones did not: the memory of round 1 is the only one that counts."""
+    """The upload of round 1 arrived, later ones did not: that of round 1 is the only one that counts."""
     kept = Kept(Node(client=4, data="digits", memory=str(tmp_path)), RUN)
     kept.put(1, memory(1), 0, 0)
     for number in range(2, 9):

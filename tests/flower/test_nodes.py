@@ -428,7 +428,10 @@ def test_a_resumed_run_keeps_what_was_agreed_on_whoever_is_there(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": "synthetic:classes=3,train=60,test=30,channels=2"}, r"begun with examples of \[1, .* have \[2, "),
+        (
+            {"data": "synthetic:classes=3,train=60,test=30,channels=2"},
+            r"begun with examples of \[1, .* have \[2, ",
+        ),
         ({"data": "synthetic:classes=4,train=60,test=30"}, "begun with classes 0, 1, 2, .* now 0, 1, 2, 3"),
     ],
 )

@@ -56,8 +56,8 @@ def serve(grid: Grid, config: Config, hosting: Hosting) -> Result:
             facts = nodes.facts = fresh
         elif fresh != facts:
             raise UserError(
-                f"{config.dataset['name']} has other channel statistics than when the run was begun: bring the "
-                "server's data back, or begin the run anew."
+                f"{config.dataset['name']} has other channel statistics than when the run was begun: bring "
+                "the server's data back, or begin the run anew."
             )
     run = Run(config, nodes, describe(config, facts, own), hosting)
     return run.play()
