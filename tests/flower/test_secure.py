@@ -253,7 +253,29 @@ def shorter(name: str):
 P256 = ec.generate_private_key(ec.SECP256R1()).public_key()
 P256 = P256.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 BIAS = "up/weights/params/out.bias"
+
+
+def with_bad(name: str, text: bytes):
+    def tamper(message: Message) -> Message:
+        return value(**{name: [text, *list(message.content["values"][name])[1:]]})(message)
+
+    return tamper
+
+
+def one_key(message: Message) -> Message:
+    return value(sealing=message.content["values"]["masking"])(message)
+
+
+def with_a_blank(message: Message) -> Message:
+    """The same key, written otherwise."""
+    return value(sealing=message.content["values"]["sealing"] + b"\n")(message)
+
+
 MALFORMED = {
+    "one key for both": ("query.keys", one_key, "its two public keys are the same"),
+    "a key written otherwise": ("query.keys", with_a_blank, "not written as it should be"),
+    "a short parcel": ("query.shares", with_bad("parcels", b"x"), "sealed shares of 1 bytes, not 248"),
+    "a short digest": ("query.shares", with_bad("key_digests", b"x"), "a digest of 1 bytes, not 32"),
     "no key": ("query.keys", value(masking=None), "lacks 'masking'"),
     "a text for a key": ("query.keys", value(masking="x"), "'masking' is 'x', which is not bytes"),
     "no PEM": ("query.keys", value(sealing=b"no key"), "a public key cannot be read"),
@@ -295,6 +317,38 @@ def test_a_malformed_reply_leaves_its_client_out(case, tmp_path):
     assert said in failure
     expected = play(dropping("train", {1})(nodes(tmp_path / "p", 4)), **run)
     close(result.weights, expected.weights)
+
+
+@pytest.mark.parametrize("name", ["sealing", "masking"])
+def test_clients_with_the_same_key_are_left_out(name, tmp_path):
+    """Which of them made it so cannot be told, and the others would not go on with either."""
+    run = {"clients": 5, "sample": 5, "rounds": 2, "partition": "iid"}
+    seen: list[bytes] = []
+
+    def same(message: Message) -> Message:
+        seen.append(message.content["values"]["masking"])
+        return message if len(seen) == 1 else value(**{name: seen[0]})(message)
+
+    result = play(dropping("query.keys", {1, 3}, same)(nodes(tmp_path / "s", 5)), **run, secure="examples")
+    said = "clients 1, 3 sent the same public key"
+    assert [sorted(r["failures"]) for r in result.history] == [
+        [],
+        [f"client {c}, round 2: {said}" for c in (1, 3)],
+    ]
+    expected = play(dropping("train", {1, 3})(nodes(tmp_path / "p", 5)), **run)
+    close(result.weights, expected.weights)
+
+
+def test_shares_that_nobody_can_open_stop_the_run_and_name_their_sender(tmp_path, caplog):
+    """They have the right length, so the server cannot tell."""
+    run = {"clients": 4, "sample": 4, "rounds": 2}
+    made = value(parcels=[b"x" * masks.sealed_size(masks.parcel_size())] * 3)
+    with pytest.raises(UserError, match=r"1 clients are left .* The last good model is kept"):
+        play(dropping("query.shares", {1}, made)(nodes(tmp_path, 4)), **run, secure="examples")
+    for client in (0, 2, 3):
+        assert (
+            f"client {client}, round 2: what should be client 1's shares for it was not made" in caplog.text
+        )
 
 
 def swapped(message: Message) -> Message:
@@ -423,6 +477,12 @@ def test_shares_of_another_length_are_not_taken():
     task = circle.task(0)
     with pytest.raises(Malformed, match="client 10's shares are 9 bytes long, not 120"):
         circle.mask(0, task._replace(parcels=[sealed, *task.parcels[1:]]))
+
+
+@pytest.mark.parametrize("size", [0, 9, 15, 16, 120, 200])
+def test_the_length_of_what_is_sealed_is_known(size):
+    (a, _), (_, b_public) = masks.key_pair(), masks.key_pair()
+    assert len(masks.seal(bytes(size), a, b_public, b"s", 1, 2)) == masks.sealed_size(size)
 
 
 def test_what_is_sealed_is_bound_to_session_sender_and_receiver():

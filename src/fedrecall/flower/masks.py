@@ -34,6 +34,8 @@ FEWEST = 3
 """Clients of a round: of two, each would know the other's upload from the mean."""
 SEED = 32
 """Bytes of the seed of a client's own mask."""
+DIGEST = 32
+"""Bytes of a share's digest."""
 SCALAR = 48
 """Bytes of a private key on the curve P-384."""
 BITS = 40
@@ -91,6 +93,12 @@ def public_key(pem: bytes) -> ec.EllipticCurvePublicKey:
     return key
 
 
+def check_public_key(pem: bytes) -> None:
+    """`Malformed` if it is no key, or not written as `key_pair` writes it, so that one key is one text."""
+    if asymmetric.public_key_to_bytes(public_key(pem)) != pem:
+        raise Malformed("a public key is not written as it should be")
+
+
 def bind(
     run: str, round_number: int, clients: Sequence[int], sealing: Sequence[bytes], masking: Sequence[bytes]
 ) -> bytes:
@@ -127,6 +135,16 @@ def joined(given: Sequence[bytes], members: int) -> bytes:
 def share_size(secret: int) -> int:
     """Bytes of a share of a secret of so many bytes: its number, and the secret padded to 16s."""
     return 4 + 16 * (secret // 16 + 1)
+
+
+def parcel_size() -> int:
+    """Bytes of a member's two shares of another's secrets."""
+    return share_size(SEED) + share_size(SCALAR)
+
+
+def sealed_size(parcel: int) -> int:
+    """Bytes of so many when sealed: a Fernet token, padded to 16s, with 57 bytes more, in base 64."""
+    return 4 * -(-(57 + 16 * (parcel // 16 + 1)) // 3)
 
 
 def digest(share: bytes) -> bytes:

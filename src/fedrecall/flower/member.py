@@ -151,7 +151,7 @@ def _opened(kept: Bound, client: int, asked: MaskedTask) -> Holding:
         raise Malformed(f"of {len(asked.others)} others there are {len(asked.parcels)} shares")
     if len(asked.others) + 1 < masks.threshold(len(kept.clients)):
         raise Malformed(f"of {len(kept.clients)} members only {len(asked.others) + 1} have sent shares")
-    size = masks.share_size(masks.SEED) + masks.share_size(masks.SCALAR)
+    size = masks.parcel_size()
     parcels = {client: kept.own_shares}
     for other, sealed in zip(asked.others, asked.parcels, strict=True):
         public = kept.sealing_keys[kept.clients.index(other)]

@@ -168,7 +168,7 @@ class Nodes:
             )
         if not 1 <= said.examples <= MOST_EXAMPLES or not 0 <= said.test_examples <= MOST_EXAMPLES:
             raise Malformed(
-                f"client {said.client} says it has {said.examples} examples and {said.test_examples} to test on"
+                f"client {said.client} says it has {said.examples} examples, {said.test_examples} to test on"
             )
         if (
             not said.shape
@@ -227,7 +227,7 @@ class Nodes:
             shape, data = self.before
             if tuple(first.shape) != shape:
                 raise UserError(
-                    f"the run was begun with examples of {list(shape)}, and the nodes now have {first.shape}: "
+                    f"the run was begun with examples of {list(shape)}, the nodes now have {first.shape}: "
                     "bring the data back, or begin the run anew."
                 )
             if names != data.classes:
@@ -294,6 +294,8 @@ class Nodes:
             mean = secure.play(tasks, downs, self._weight)
         except Malformed as error:
             reason = str(error)
+            for client, why in sorted(secure.failures.items()):  # the run may end before they are recorded
+                log.warning("client %d, round %d: %s", client, number, why)
         for job in jobs:
             if mean is None or job.client not in mean.seconds:
                 yield _failed(job, secure.failures.get(job.client, reason))

@@ -94,8 +94,25 @@ class Round:
 
     def _meet(self, tasks: Mapping[int, Task]) -> None:
         calls = {client: wire.pack(Call(self.run, self.number, client)) for client in sorted(tasks)}
-        self.keys = self._hear(calls, "query.keys", self._keys)
+        self.keys = self._distinct(self._hear(calls, "query.keys", self._keys))
         self.needed = masks.threshold(len(self.keys))
+
+    def _distinct(self, given: Mapping[int, Keys]) -> dict[int, Keys]:
+        """Without those who sent the same key: the others would refuse to go on with them.
+
+        Keys are new in every round and only the server sees them, so whoever has another's has made it so.
+        """
+        owners: dict[bytes, list[int]] = {}
+        for client, keys in sorted(given.items()):
+            for public in (keys.sealing, keys.masking):
+                owners.setdefault(public, []).append(client)
+        for same in owners.values():
+            if len(same) > 1:
+                said = f"clients {', '.join(map(str, same))} sent the same public key"
+                self.failures |= dict.fromkeys(same, said)
+        left = {client: keys for client, keys in given.items() if client not in self.failures}
+        self._check_left(len(left))
+        return left
 
     def _share(self) -> None:
         clients = sorted(self.keys)
@@ -198,7 +215,9 @@ class Round:
     def _keys(self, client: int, content: RecordDict) -> Keys:
         keys: Keys = self._values(client, content, Keys)
         for public in (keys.sealing, keys.masking):
-            masks.public_key(public)
+            masks.check_public_key(public)
+        if keys.sealing == keys.masking:
+            raise Malformed("its two public keys are the same")
         return keys
 
     def _parcels(self, client: int, content: RecordDict) -> Parcels:
@@ -207,6 +226,13 @@ class Round:
             raise Malformed(f"its reply has {len(made.parcels)} shares for {len(self.keys) - 1} others")
         if not len(made.seed_digests) == len(made.key_digests) == len(self.keys):
             raise Malformed(f"its reply does not have two digests for each of {len(self.keys)} members")
+        size = masks.sealed_size(masks.parcel_size())
+        for parcel in made.parcels:
+            if len(parcel) != size:
+                raise Malformed(f"its reply has sealed shares of {len(parcel)} bytes, not {size}")
+        for digest in (*made.seed_digests, *made.key_digests):
+            if len(digest) != masks.DIGEST:
+                raise Malformed(f"its reply has a digest of {len(digest)} bytes, not {masks.DIGEST}")
         return made
 
     def _arrival(self, client: int, content: RecordDict) -> Arrival:
