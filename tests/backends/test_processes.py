@@ -413,24 +413,30 @@ def test_an_interrupted_question_to_the_nursery_ends_it(opened, monkeypatch):
     same(backend.map(jobs(w)), Serial(w).map(jobs(w)))
     nursery = processes.Nursery.shared()
 
+    class CtrlC(BaseException):
+        """Not KeyboardInterrupt, which would end the process that runs the tests."""
+
     class Interrupted:
-        """The end of the line, at which a Ctrl-C arrives between question and answer."""
+        """The end of the line, at which an interrupt arrives between question and answer."""
 
         def __init__(self, end):
             self.end = end
 
         def recv(self, *given):
-            raise KeyboardInterrupt
+            raise CtrlC
 
         def __getattr__(self, name):
             return getattr(self.end, name)
 
     end = nursery._end
-    monkeypatch.setattr(nursery, "_end", Interrupted(end))
-    monkeypatch.setattr(processes.socket, "send_fds", lambda end, *given: None)
-    with pytest.raises(KeyboardInterrupt):
-        nursery._ask(0, ())
+    with monkeypatch.context() as patched:
+        patched.setattr(nursery, "_end", Interrupted(end))
+        patched.setattr(processes.socket, "send_fds", lambda end, *given: None)
+        with pytest.raises(CtrlC):
+            nursery._ask(0, ())
     assert end.fileno() == -1  # nobody will take that answer for the next question's
+    again = opened(w)  # with a nursery of its own
+    same(again.map(jobs(w)), Serial(w).map(jobs(w)))
 
 
 def test_a_visit_that_fails_by_nan_is_reported_as_serial_does(opened):
