@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -207,6 +208,8 @@ class Experiment:
             self.server = trees.restore(self.server, checkpoint.arrays, "checkpoint")
             self.memories.load(checkpoint.memories)
             played = checkpoint.round_number
+            if refused:
+                warnings.warn(f"{refused[0]} Going on from round {played}.", RuntimeWarning)
             break
         else:
             self._check_nothing_is_lost(folder, recorded, refused)

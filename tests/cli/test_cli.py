@@ -49,6 +49,16 @@ def test_a_run_prints_its_end_and_leaves_a_folder(call, tmp_path):
     assert RunFolder(tmp_path / "runs" / "fedprox-synthetic-shards-seed0-2").started
 
 
+def test_going_back_past_a_damaged_checkpoint_is_said(call, tmp_path):
+    assert call("run", *SMALL, "--out", "x", "--rounds", "3")[0] == 0
+    (tmp_path / "x" / "checkpoints" / "round-000003.safetensors").write_bytes(b"torn")
+    code, _, err = call("run", *SMALL, "--resume", "--out", "x", "--rounds", "4")
+    assert code == 0
+    assert err.startswith("warning: x/checkpoints/round-000003.safetensors is damaged")
+    assert "Going on from round 2." in err
+    assert ".py" not in err  # no line of code, which a user has no use for
+
+
 def test_resume_needs_no_more_than_the_folder_and_extends(call, tmp_path):
     call("run", *SMALL, "--out", "x")
     assert call("run", "--resume", "--out", "x")[0] == 0

@@ -253,6 +253,7 @@ def test_sequential_forgetting(runs, out):
     assert data["consistency"][1]["breaks_before"] == []
     drift = data["drift"][0]
     assert len(drift["own"]) == len(drift["next"]) == 6  # the last of each chain has no next
+    assert drift["breaks_before"] == [3, 5]
 
 
 @pytest.mark.parametrize(

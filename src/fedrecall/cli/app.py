@@ -3,6 +3,8 @@
 import logging
 import os
 import sys
+import warnings
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -75,6 +77,7 @@ def main() -> None:
     if not sys.stdout.isatty():  # in a pipe or a file there is no width to keep to but a reader's
         os.environ.setdefault("COLUMNS", "120")
     logging.getLogger("datasets").setLevel(logging.ERROR)
+    warnings.showwarning = _warn
     try:
         app()
     except UserError as error:
@@ -83,14 +86,23 @@ def main() -> None:
         _refuse(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-
     except Exception as error:
         if "--debug" in sys.argv or not lacks_memory(error):
             raise
         _refuse(NO_MEMORY)
+
+
+def _warn(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any, **more: Any
+) -> None:
+    """What fedrecall itself warns of in one sentence, without the line of code that says it."""
+    if Path(__file__).parents[1] in Path(filename).parents:
+        err.print(f"[yellow]warning:[/yellow] {_escaped(str(message))}", soft_wrap=True)
+    else:
+        _others_warn(message, category, filename, lineno, *rest, **more)
+
+
+_others_warn = warnings.showwarning
 
 
 def _refuse(sentence: str) -> None:

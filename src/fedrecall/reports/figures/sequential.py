@@ -103,25 +103,32 @@ class SequentialForgetting(Figure):
         made.colorbar(image, ax=list(axes[0, :2]), shrink=0.8, label="accuracy")
         axes[0, 2].set(title="cosine with client before", xlabel="client in sequence", ylim=(None, 1.02))
         axes[0, 2].legend()
-        own, after = self._drift(ends[-1].runs[0])
+        own, after, breaks = self._drift(ends[-1].runs[0])
         place = np.arange(1, len(own) + 1)
-        axes[0, 3].plot(place, own, color=COLOURS[0], lw=1, label="its own model")
-        axes[0, 3].plot(place, after, color=COLOURS[1], lw=1, label="the next client's")
+        for i, (values, label) in enumerate(((own, "its own model"), (after, "the next client's"))):
+            broken = np.insert(place.astype(float), breaks, np.nan), np.insert(values, breaks, np.nan)
+            axes[0, 3].plot(
+                *broken, color=COLOURS[i], lw=1, marker="." if len(breaks) else None, ms=2, label=label
+            )
         axes[0, 3].set(title=f"on a client's data, {partition_text(ends[-1])}", xlabel="client in sequence")
         axes[0, 3].set_ylim(-0.02, 1.02)
         axes[0, 3].legend()
-        data["drift"].append({"group": ends[-1].label, "own": own, "next": after})
+        data["drift"].append(
+            {"group": ends[-1].label, "own": own, "next": after, "breaks_before": place[breaks]}
+        )
         data["forgetting"] = forgetting_bars(axes[0, 4], groups)
         for ax in axes[0, len(ends) : 2]:
             ax.remove()
         return made, data
 
-    def _drift(self, run: Run) -> tuple[list[float], list[float]]:
+    def _drift(self, run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Accuracy of a client's own and of the next one's model on its data, and where a chain begins."""
         found = [chain["drift"] for chain in chains(run) if "drift" in chain]
         if not found:
             raise UserError(f"{run.path} lacks the drift along its chains: run it with --measure chain.")
-        own, after = ([v for d in found for v in d[key]][-self.last :] for key in ("own", "next"))
-        return own, after
+        own, after = (np.array([v for d in found for v in d[key]])[-self.last :] for key in ("own", "next"))
+        first = np.array([i == 0 for d in found for i in range(len(d["own"]))], dtype=bool)[-self.last :]
+        return own, after, np.flatnonzero(first[1:]) + 1
 
 
 @dataclass(frozen=True)
