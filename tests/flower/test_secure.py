@@ -219,6 +219,30 @@ def test_everyone_is_told_how_many_are_needed(tmp_path):
         play(grid, rounds=1, secure="examples")
 
 
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "query.unmask"])
+def test_of_three_none_may_drop_out_before_the_sum(kind, tmp_path):
+    """The two that are left would know each other's upload from the mean."""
+    with pytest.raises(UserError, match=r"2 clients are left .*, 3 are needed"):
+        play(dropping(kind, {1}, round_number="1")(nodes(tmp_path)), rounds=1, secure="examples")
+
+
+def test_of_three_one_may_drop_out_after_its_upload(tmp_path):
+    grid = dropping("query.unmask", {1}, round_number="1")(nodes(tmp_path / "secure"))
+    result = play(grid, rounds=1, secure="examples")
+    close(result.weights, play(Grid(nodes(tmp_path / "plain")), rounds=1).weights)
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_a_node_refuses_to_unmask_a_sum_of_fewer_than_three(left):
+    """Whatever the server says of who is there."""
+    circle = Circle(3)
+    for c in circle.clients:
+        circle.mask(c, circle.task(c))
+    present = circle.clients[:left]
+    with pytest.raises(Malformed, match=f"of 3 members only {left} are present"):
+        member.reveal(circle.states[present[0]], circle.unmasking(present[0], present))
+
+
 # What is not what was declared.
 
 

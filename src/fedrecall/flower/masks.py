@@ -55,6 +55,11 @@ def threshold(members: int) -> int:
     return members // 2 + 1
 
 
+def present(members: int) -> int:
+    """How many uploads a sum must have: a majority, and never so few that one tells of another."""
+    return max(FEWEST, threshold(members))
+
+
 # Keys.
 
 

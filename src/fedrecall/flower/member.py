@@ -149,7 +149,7 @@ def _opened(kept: Bound, client: int, asked: MaskedTask) -> Holding:
         raise Malformed("shares come from others than the members, or not in order")
     if len(asked.parcels) != len(asked.others):
         raise Malformed(f"of {len(asked.others)} others there are {len(asked.parcels)} shares")
-    if len(asked.others) + 1 < masks.threshold(len(kept.clients)):
+    if len(asked.others) + 1 < masks.present(len(kept.clients)):
         raise Malformed(f"of {len(kept.clients)} members only {len(asked.others) + 1} have sent shares")
     size = masks.parcel_size()
     parcels = {client: kept.own_shares}
@@ -175,7 +175,7 @@ def reveal(state: RecordDict, asked: Unmasking) -> Revealed:
     kept = _take(state, Holding, asked.run, asked.round)
     if asked.present != sorted(set(asked.present) & set(kept.clients)) or asked.client not in asked.present:
         raise Malformed("those present are not members in order, itself among them")
-    if len(asked.present) < masks.threshold(kept.members):
+    if len(asked.present) < masks.present(kept.members):
         raise Malformed(f"of {kept.members} members only {len(asked.present)} are present")
     cut = masks.share_size(masks.SEED)
     shares = [

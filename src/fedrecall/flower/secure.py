@@ -69,7 +69,7 @@ class Round:
         """``up``: an upload, for its structure."""
         self.ask, self.run, self.number, self.up = ask, run, number, up
         self.failures: dict[int, str] = {}
-        self.needed = masks.FEWEST
+        self.least = masks.FEWEST
         self.keys: dict[int, Keys] = {}
         self.session = b""
         self.parcels: dict[int, Parcels] = {}
@@ -95,7 +95,7 @@ class Round:
     def _meet(self, tasks: Mapping[int, Task]) -> None:
         calls = {client: wire.pack(Call(self.run, self.number, client)) for client in sorted(tasks)}
         self.keys = self._distinct(self._hear(calls, "query.keys", self._keys))
-        self.needed = masks.threshold(len(self.keys))
+        self.least = masks.present(len(self.keys))
 
     def _distinct(self, given: Mapping[int, Keys]) -> dict[int, Keys]:
         """Without those who sent the same key: the others would refuse to go on with them.
@@ -111,7 +111,7 @@ class Round:
                 said = f"clients {', '.join(map(str, same))} sent the same public key"
                 self.failures |= dict.fromkeys(same, said)
         left = {client: keys for client, keys in given.items() if client not in self.failures}
-        self._check_left(len(left))
+        _check_left(len(left), masks.FEWEST)
         return left
 
     def _share(self) -> None:
@@ -162,17 +162,16 @@ class Round:
                 log.warning("client %d, taking off the masks of round %d: %s", client, self.number, answer)
             else:
                 found[client] = answer
-        self._check_left(len(found))
+        _check_left(len(found), masks.threshold(len(self.keys)))
         return found
 
     def _secret(self, client: int, shares: Mapping[int, bytes], digests: list[bytes]) -> bytes:
         """A client's secret, from those shares that are the ones it made."""
         members = sorted(self.keys)
+        needed = masks.threshold(len(members))
         right = [s for holder, s in shares.items() if masks.digest(s) == digests[members.index(holder)]]
-        if len(right) < self.needed:
-            raise Malformed(
-                f"of client {client}'s secret {len(right)} shares are right, {self.needed} are needed"
-            )
+        if len(right) < needed:
+            raise Malformed(f"of client {client}'s secret {len(right)} shares are right, {needed} are needed")
         try:
             return masks.joined(right, len(members))
         except ValueError as error:
@@ -191,12 +190,8 @@ class Round:
                 self.failures[client] = str(answer)
             else:
                 good[client] = answer
-        self._check_left(len(good))
+        _check_left(len(good), self.least)
         return good
-
-    def _check_left(self, count: int) -> None:
-        if count < self.needed:
-            raise Malformed(f"{count} clients are left for secure aggregation, {self.needed} are needed")
 
     # What replies are read as.
 
@@ -250,3 +245,8 @@ def _like(weight: float, template: Tensor, total: Tensor) -> Tensor:
     """A weighted sum as a mean of the template's kind; whole numbers are rounded to the nearest."""
     mean = total / weight
     return (mean if template.is_floating_point() else mean.round()).to(template)
+
+
+def _check_left(count: int, needed: int) -> None:
+    if count < needed:
+        raise Malformed(f"{count} clients are left for secure aggregation, {needed} are needed")
