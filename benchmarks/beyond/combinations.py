@@ -6,18 +6,20 @@ fedrecall run --algorithm benchmarks/beyond/combinations.py:ClassWiseNTD --datas
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedrecall.algorithms.fedavgm import FedAvgM
 from fedrecall.algorithms.fedcad import FedCAD
 from fedrecall.algorithms.fedntd import FedNTD
+from fedrecall.algorithms.fedssd import FedSSD
 from fedrecall.algorithms.hooks import Cohort
 from fedrecall.algorithms.scaffold import Scaffold
 from fedrecall.batches import Batch, LocalData
 from fedrecall.errors import UserError
-from fedrecall.losses import cross_entropy
+from fedrecall.losses import cross_entropy, is_true, weighted_square
 from fedrecall.models.model import Model, Params, Student, Weights
-from fedrecall.specs import NON_NEGATIVE, Range
+from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, UNIT, Range
 
 
 class Anchor(NamedTuple):
@@ -26,7 +28,7 @@ class Anchor(NamedTuple):
     weights: Weights
     """The model that arrived, the teacher."""
     trust: Tensor  # [C]
-    """Weight of the distillation term for the examples of each class."""
+    """Weight of the distillation term for the examples, or the logit, of each class."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,37 @@ class ClassWiseNTD(FedNTD):
         student = model(params, batch.x)
         teacher = model.frozen(anchor.weights, batch.x)
         kept = self.beta * anchor.trust[batch.y] * self.distil(teacher, student, batch.y)
+        return batch.mean(cross_entropy(student, batch.y) + kept)
+
+
+@dataclass(frozen=True)
+class CredibleNTD(FedNTD):
+    """FedNTD on logits, of which each counts as far as the global model is credible in its class (FedSSD).
+
+    CE + beta / (C - 1) sum over i != y of M_i (z^g_i - z_i)^2, M_i = floor + (1 - floor) M_class[i] (FedSSD's
+    eq. 4) from a confusion matrix on the server's own examples. What the global model mixes up is not kept.
+    """
+
+    floor: Annotated[float, UNIT] = 0.0
+    """M of a class in which the global model is not credible at all."""
+    auxiliary_per_class: Annotated[int, AT_LEAST_ONE] = 64
+    """Examples of each class that the server holds to measure credibility."""
+
+    def broadcast(self, model: Model, server: Any, auxiliary: LocalData | None) -> Any:
+        """The global model with its confusion matrix."""
+        return FedSSD().broadcast(model, server, auxiliary)
+
+    def prepare(self, model: Model, down: Any, memory: Any, data: LocalData) -> Any:
+        """A weight for each class's logit."""
+        anchor = FedSSD().prepare(model, down, memory, data)
+        return Anchor(down.weights, self.floor + (1 - self.floor) * anchor.class_weights)
+
+    def loss(self, model: Student, params: Params, anchor: Anchor, batch: Batch) -> Tensor:
+        """Cross-entropy plus the pull towards the credible ones of the global model's not-true logits."""
+        student = model(params, batch.x)
+        teacher = model.frozen(anchor.weights, batch.x)
+        weights = torch.where(is_true(student, batch.y), 0.0, anchor.trust)
+        kept = self.beta * weighted_square(teacher, student, weights) / (student.shape[-1] - 1)
         return batch.mean(cross_entropy(student, batch.y) + kept)
 
 

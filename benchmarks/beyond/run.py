@@ -4,8 +4,10 @@
     python benchmarks/beyond/run.py test                            # once: those that were selected
 
 `select` sets a tenth of the training split apart (the same for all, a tenth of every class) and trains on
-the rest; the test split is not touched. A candidate is selected if, over at least three seeds, it is ahead
-of the better of the baselines on at least half of the settings. `test` trains the selected ones and the
+the rest; the test split is not touched. What counts is the mean accuracy over the last tenth of the rounds,
+for one round's goes up and down with its clients. Seed by seed, a candidate stays in the race while it is
+ahead of the best baseline on at least half of the settings, and of the baselines of a setting the best
+stays; who is in it after three seeds or more is selected. `test` trains the selected ones and the
 baselines on the whole training split and evaluates on the test split, and refuses to look at that a second
 time. A candidate wins a setting when the bootstrap interval of its paired lead is above zero, and deserves
 to become an algorithm when it wins three. What came of it is written to benchmarks/results/.
@@ -14,7 +16,9 @@ to become an algorithm when it wins three. What came of it is written to benchma
 import argparse
 import dataclasses
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,24 +34,33 @@ from fedrecall.streams import numpy_stream
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
-SETTINGS = ("cifar10/shard2", "cifar10/lda0.1", "mnist/shard2", "mnist/lda0.1")
+# Columns of the papers' tables: one local epoch is cheap, and where forgetting is worst.
+SETTINGS = (
+    "fedntd/table8:E1",
+    "fedntd/table9:E1",
+    "fedntd/table1:mnist/shard2",
+    "fedntd/table1:mnist/lda0.1",
+)
 BASELINES = ("fedavg", "fedntd", "scaffold")
 COMBINATIONS = f"{HERE / 'combinations.py'}"
 CANDIDATES = {
     "class-wise ntd": f"{COMBINATIONS}:ClassWiseNTD",
     "class-wise ntd 0-2": f"{COMBINATIONS}:ClassWiseNTD:low=0,high=2",
+    "credible ntd": f"{COMBINATIONS}:CredibleNTD",
     "momentum ntd 0.5": f"{COMBINATIONS}:MomentumNTD",
     "momentum ntd 0.9": f"{COMBINATIONS}:MomentumNTD:server_momentum=0.9",
     "scaffold ntd": f"{COMBINATIONS}:ScaffoldNTD",
 }
 SEQUENTIAL = {
-    "setting": "cifar10/exdir2-0.5",
+    "setting": "sfedkd/table1:cifar10/exdir2-0.5",
     "baselines": ("fedseq", "sfedkd"),
     # The same teachers; five chains of two links, or two of five, train side by side and are averaged.
     "candidates": {"sfedkd 2x5": ("sfedkd", 2), "sfedkd 5x2": ("sfedkd", 5)},
 }
 HELD_OUT = 0.1
 ENOUGH_SEEDS, ENOUGH_WINS = 3, 3
+Accuracies = dict[str, dict[str, list[float]]]
+"""By setting and method, one of every seed from 0 on."""
 
 
 def held_out(dataset: Dataset, share: float = HELD_OUT) -> Dataset:
@@ -68,19 +81,18 @@ def held_out(dataset: Dataset, share: float = HELD_OUT) -> Dataset:
 
 def config(setting: str, name: str, seed: int, rounds: int | None, **how: object) -> configs.Config:
     """A method, or a combination, in a setting of a paper."""
-    sequential = setting == SEQUENTIAL["setting"]
-    cell = (
-        table("sfedkd/table1").cell(setting, "sfedkd")
-        if sequential
-        else table("fedntd/table1").cell(setting, "fedavg")
-    )
+    named, _, column = setting.partition(":")
+    paper = table(named)
+    cell = next(c for c in paper.cells if c.column == column)
     changes: dict[str, object] = {"measures": (), **how}
     if rounds is not None:
         changes["rounds"] = rounds
     if name in SEQUENTIAL["candidates"]:
         changes["algorithm"], changes["chains"] = SEQUENTIAL["candidates"][name]
+    elif name in CANDIDATES:
+        changes["algorithm"] = CANDIDATES[name]
     else:
-        changes["algorithm"] = CANDIDATES.get(name, name)
+        cell = paper.cell(column, name)
     return cell.config(seed, **changes)
 
 
@@ -89,6 +101,12 @@ def methods(setting: str) -> tuple[list[str], list[str]]:
     if setting == SEQUENTIAL["setting"]:
         return list(SEQUENTIAL["baselines"]), list(SEQUENTIAL["candidates"])
     return list(BASELINES), list(CANDIDATES)
+
+
+def level(accuracies: Iterable[float]) -> float:
+    """The mean over the last tenth of the rounds."""
+    values = list(accuracies)
+    return float(np.mean(values[-max(1, len(values) // 10) :]))
 
 
 def measure(
@@ -100,37 +118,48 @@ def measure(
     *,
     test: bool,
     **how: object,
-) -> dict:
-    """Final accuracy by setting, method and seed: one seed of everything first."""
-    found: dict[str, dict[str, list[float]]] = {s: {} for s in settings}
+) -> Accuracies:
+    """The accuracy by setting, method and seed: one seed of everything first, then of who is in the race."""
+    found: Accuracies = {s: {} for s in settings}
     for seed in range(seeds):
+        racing = set(names) if test and names is not None else still_racing(found)
         for setting in settings:
-            whole = load(setting.partition("/")[0])
-            data = whole if test else held_out(whole)
             baselines, candidates = methods(setting)
-            for name in [*baselines, *(c for c in candidates if names is None or c in names)]:
-                made = config(setting, name, seed, rounds, **how)
-                folder = (
-                    runs / ("test" if test else "select") / setting / name.replace(" ", "-") / f"seed{seed}"
-                )
-                result = Experiment(made, folder, resume=True, dataset=data).run()
-                accuracy = result.history[made.rounds - 1]["accuracy"]  # it may have gone further before
+            best = best_baseline(setting, found[setting])
+            racers = [b for b in baselines if test or best in (None, b)]
+            racers += [c for c in candidates if c in racing or (seed == 0 and not test)]
+            made = {name: config(setting, name, seed, rounds, **how) for name in racers}
+            whole = load(made[racers[0]].dataset)
+            data = whole if test else held_out(whole)
+            for name, config_ in made.items():
+                place = setting.replace(":", "/"), name.replace(" ", "-"), f"seed{seed}"
+                folder = runs.joinpath("test" if test else "select", *place)
+                result = Experiment(config_, folder, resume=True, dataset=data).run()
+                played = list(result.history)[: config_.rounds]  # it may have gone further before
+                accuracy = level(r["accuracy"] for r in played)
                 found[setting].setdefault(name, []).append(accuracy)
-                print(
-                    f"{'test' if test else 'held out'} {setting} {name} seed {seed}: {accuracy:.2%}",
-                    flush=True,
-                )
+                split = "test" if test else "held out"
+                print(f"{split} {setting} {name} seed {seed}: {accuracy:.2%}", flush=True)
     return found
 
 
-def leads(accuracies: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, dict]]:
-    """By candidate and setting, its paired lead over the baseline with the best mean."""
-    found: dict[str, dict[str, dict]] = {}
+def best_baseline(setting: str, by_method: Mapping[str, list[float]]) -> str | None:
+    """Of those with the most seeds the one with the best mean; None before any has played."""
+    played = {b: by_method[b] for b in methods(setting)[0] if b in by_method}
+    if not played:
+        return None
+    most = max(map(len, played.values()))
+    return max((b for b in played if len(played[b]) == most), key=lambda b: float(np.mean(played[b])))
+
+
+def leads(accuracies: Accuracies) -> dict[str, dict[str, dict[str, Any]]]:
+    """By candidate and setting, its paired lead over the best baseline, on the seeds that it has played."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for setting, by_method in accuracies.items():
-        baselines, candidates = methods(setting)
-        best = max((b for b in baselines if b in by_method), key=lambda b: float(np.mean(by_method[b])))
-        for name in (c for c in candidates if c in by_method):
-            d = paired_difference(by_method[best], by_method[name])
+        best = best_baseline(setting, by_method)
+        for name in (c for c in methods(setting)[1] if c in by_method and best is not None):
+            mine = by_method[name]
+            d = paired_difference(by_method[best][: len(mine)], mine)
             found.setdefault(name, {})[setting] = {
                 "over": best,
                 "lead": d.mean,
@@ -141,17 +170,27 @@ def leads(accuracies: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, 
     return found
 
 
-def selected(found: dict[str, dict[str, dict]]) -> list[str]:
-    """Who is ahead on at least half of its settings, over enough seeds."""
-    return [
+def still_racing(accuracies: Accuracies) -> set[str]:
+    """Who has played every seed so far and is ahead on at least half of its settings."""
+    found = leads(accuracies)
+    played = max((d["seeds"] for by_setting in found.values() for d in by_setting.values()), default=0)
+    return {
         name
         for name, by_setting in found.items()
-        if all(d["seeds"] >= ENOUGH_SEEDS for d in by_setting.values())
+        if all(d["seeds"] == played for d in by_setting.values())
         and 2 * sum(d["lead"] > 0 for d in by_setting.values()) >= len(by_setting)
+    }
+
+
+def selected(accuracies: Accuracies) -> list[str]:
+    """Who is in the race after enough seeds."""
+    found, racing = leads(accuracies), still_racing(accuracies)
+    return [
+        n for n, d in found.items() if n in racing and all(s["seeds"] >= ENOUGH_SEEDS for s in d.values())
     ]
 
 
-def wins(by_setting: dict[str, dict]) -> int:
+def wins(by_setting: Mapping[str, Mapping[str, Any]]) -> int:
     """Settings in which the interval of the lead is above zero, over enough seeds."""
     return sum(
         d["low"] is not None and d["low"] > 0 and d["seeds"] >= ENOUGH_SEEDS for d in by_setting.values()
@@ -169,6 +208,8 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/beyond"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--backend", default="auto")
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--precision", default="float32")
     options = parser.parse_args()
     first, last = options.results / "beyond-select.json", options.results / "beyond-test.json"
     names = None
@@ -180,15 +221,16 @@ def main() -> None:
         if not names:
             raise UserError(f"{first} selected nobody: there is nothing to test.")
         options.settings = list(chosen["accuracy"])
+    how = {"backend": options.backend, "workers": options.workers, "precision": options.precision}
     found = measure(
         options.runs, options.settings, names, options.seeds, options.rounds,
-        test=options.what == "test", backend=options.backend,
+        test=options.what == "test", checkpoint_every=5, **how,
     )  # fmt: skip
     ahead = leads(found)
-    said = {"rounds": options.rounds, "accuracy": found, "leads": ahead, "made": environment()}
+    said = {"rounds": options.rounds, "accuracy": found, "leads": ahead, **how, "made": environment()}
     if options.what == "select":
-        write_json(first, said | {"selected": selected(ahead)})
-        print("selected:", ", ".join(selected(ahead)) or "nobody")
+        write_json(first, said | {"selected": selected(found)})
+        print("selected:", ", ".join(selected(found)) or "nobody")
     else:
         worthy = [n for n, d in ahead.items() if wins(d) >= ENOUGH_WINS]
         write_json(last, said | {"worthy": worthy})

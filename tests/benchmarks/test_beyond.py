@@ -29,6 +29,8 @@ def run():
         ("ClassWiseNTD:low=1,high=1,tau=2", "fedntd:tau=2"),
         ("ClassWiseNTD:low=0,high=0", "fedavg"),
         ("ClassWiseNTD:beta=0", "fedavg"),
+        ("CredibleNTD:beta=0", "fedavg"),
+        ("CredibleNTD:floor=1", "fedntd:distance=mse"),
         ("MomentumNTD:server_momentum=0", "fedntd"),
         ("MomentumNTD:beta=0,server_momentum=0.7", "fedavgm:beta=0.7"),
         ("ScaffoldNTD:beta=0", "scaffold"),
@@ -39,16 +41,19 @@ def run():
     ],
 )
 def test_at_its_edges_a_combination_is_one_of_its_parts(combination, like):
-    mine = experiment(f"{FILE}:{combination}").run()
-    assert_same(mine.weights, experiment(like).run().weights, 1e-12)
+    apart = {"auxiliary_per_class": 5} if combination.startswith("CredibleNTD") else {}
+    combination = combination.replace("CredibleNTD:", "CredibleNTD:auxiliary_per_class=5,")
+    mine = experiment(f"{FILE}:{combination}", **apart).run()
+    assert_same(mine.weights, experiment(like, **apart).run().weights, 1e-12)
 
 
-@pytest.mark.parametrize("combination", ["ClassWiseNTD", "MomentumNTD", "ScaffoldNTD"])
+@pytest.mark.parametrize("combination", ["ClassWiseNTD", "MomentumNTD", "ScaffoldNTD", "CredibleNTD"])
 def test_between_them_it_is_neither(combination):
-    mine = experiment(f"{FILE}:{combination}").run().weights
-    for part in ("fedntd", "scaffold", "fedavgm:beta=0.5"):
+    own = ":auxiliary_per_class=5,floor=0.5" if combination == "CredibleNTD" else ""
+    mine = experiment(f"{FILE}:{combination}{own}", auxiliary_per_class=5).run().weights
+    for part in ("fedavg", "fedntd", "fedntd:distance=mse", "scaffold", "fedavgm:beta=0.5"):
         with pytest.raises(AssertionError):
-            assert_same(mine, experiment(part).run().weights, 1e-9)
+            assert_same(mine, experiment(part, auxiliary_per_class=5).run().weights, 1e-9)
 
 
 def test_what_is_held_out_is_a_tenth_of_every_training_class_and_nothing_of_the_test_split(run):
@@ -62,26 +67,62 @@ def test_what_is_held_out_is_a_tenth_of_every_training_class_and_nothing_of_the_
     assert (run.held_out(d).test.x == h.test.x).all()
 
 
+SHARDS, SKEW = "fedntd/table8:E1", "fedntd/table9:E1"
+
+
 def test_selection_and_wins_ask_for_three_seeds_and_the_better_baseline(run):
     two, three = [0.50, 0.52], [0.50, 0.52, 0.51]
-    setting, other = "cifar10/shard2", "mnist/shard2"
-    leads = run.leads(
-        {
-            setting: {
-                "fedavg": three,
-                "fedntd": [a + 0.1 for a in three],
-                "scaffold ntd": [a + 0.11 for a in three],
-            },
-            other: {"fedavg": three, "scaffold": three, "scaffold ntd": [a - 0.1 for a in three]},
-        }
-    )
-    assert leads["scaffold ntd"][setting]["over"] == "fedntd"
-    assert leads["scaffold ntd"][setting]["lead"] == pytest.approx(0.01)
-    assert run.selected(leads) == ["scaffold ntd"]  # ahead on one of two
+    raced = {
+        SHARDS: {
+            "fedavg": three[:1],
+            "fedntd": [a + 0.1 for a in three],
+            "scaffold ntd": [a + 0.11 for a in three],
+            "class-wise ntd": [three[0] + 0.2],  # ahead, but out of the race after its first seed
+        },
+        SKEW: {"scaffold": three, "scaffold ntd": [a - 0.1 for a in three], "class-wise ntd": [0.7]},
+    }
+    leads = run.leads(raced)
+    assert leads["scaffold ntd"][SHARDS]["over"] == "fedntd"
+    assert leads["scaffold ntd"][SHARDS]["lead"] == pytest.approx(0.01)
+    assert leads["class-wise ntd"][SHARDS]["seeds"] == 1
+    assert run.selected(raced) == ["scaffold ntd"]  # ahead on one of two
     assert run.wins(leads["scaffold ntd"]) == 1
-    few = run.leads({setting: {"fedavg": two, "scaffold ntd": [a + 0.3 for a in two]}})
+    few = {SHARDS: {"fedavg": two, "scaffold ntd": [a + 0.3 for a in two]}}
+    assert run.still_racing(few) == {"scaffold ntd"}
     assert run.selected(few) == []
-    assert run.wins(few["scaffold ntd"]) == 0
+    assert run.wins(run.leads(few)["scaffold ntd"]) == 0
+
+
+def test_what_counts_is_the_level_of_the_last_tenth_of_the_rounds(run):
+    assert run.level([0.0] * 18 + [0.4, 0.6]) == pytest.approx(0.5)
+    assert run.level([0.1, 0.7]) == 0.7
+
+
+def test_a_race_plays_on_with_those_ahead_and_the_best_baseline(run, monkeypatch, tmp_path):
+    """Played on small data, with accuracies that are made up: who plays which seed."""
+    by_name = {"fedavg": 0.4, "fedntd": 0.5, "scaffold": 0.3, "class-wise ntd": 0.6, "scaffold ntd": 0.45}
+    names = {n.replace(" ", "-"): n for n in (*run.BASELINES, *run.CANDIDATES)}
+    played = []
+
+    class Played:
+        def __init__(self, config, folder, **_):
+            self.name = names[folder.parent.name]
+            played.append((self.name, config.seed))
+
+        def run(self):
+            self.history = [{"accuracy": by_name.get(self.name, 0.1)}] * 20
+            return self
+
+    monkeypatch.setattr(run, "Experiment", Played)
+    monkeypatch.setattr(run, "load", lambda _: load("synthetic:classes=4,train=400,test=40,size=5"))
+    found = run.measure(tmp_path, [SHARDS], None, 3, 20, test=False)
+    assert {n for n, seed in played if seed == 0} == {*run.BASELINES, *run.CANDIDATES}
+    for seed in (1, 2):
+        assert {n for n, s in played if s == seed} == {"fedntd", "class-wise ntd"}
+    assert run.selected(found) == ["class-wise ntd"]
+    played.clear()
+    run.measure(tmp_path, [SHARDS], {"class-wise ntd"}, 2, 20, test=True)
+    assert {n for n, s in played if s == 1} == {*run.BASELINES, "class-wise ntd"}
 
 
 def test_every_method_of_every_setting_has_a_config(run):
@@ -90,7 +131,8 @@ def test_every_method_of_every_setting_has_a_config(run):
             for name in names:
                 made = run.config(setting, name, 1, 5, backend="serial")
                 assert (made.seed, made.rounds) == (1, 5)
-    assert run.config("cifar10/exdir2-0.5", "sfedkd 5x2", 0, None).chains == 5
+    assert run.config(run.SEQUENTIAL["setting"], "sfedkd 5x2", 0, None).chains == 5
+    assert run.config(SHARDS, "scaffold ntd", 0, None).training.local_epochs == 1
 
 
 def test_the_test_split_is_looked_at_once(run, monkeypatch, tmp_path):
