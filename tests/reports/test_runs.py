@@ -126,6 +126,7 @@ def test_an_experiment_has_one_run_of_a_seed(tmp_path):
     write(tmp_path / "other", seed=1)
     (group,) = arrange(open_runs([tmp_path]))
     assert [r.name for r in group.runs] == ["b", "partition", "other"]
+    assert group.names == ["seed 0, partition 0", "seed 0, partition 1", "seed 1"]
     assert [(r.name, kept.name) for r, kept in group.left_out] == [
         ("a", "b"),
         ("copy", "b"),

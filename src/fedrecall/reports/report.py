@@ -711,7 +711,7 @@ def _line(n: int, group: Group, rounds: np.ndarray, values: np.ndarray, seeds: b
         rounds[places],
         values.mean(0),
         values.std(0, ddof=1) if many else None,
-        {f"seed {s}": v for s, v in zip(group.seeds, values, strict=True)} if seeds and many else {},
+        dict(zip(group.names, values, strict=True)) if seeds and many else {},
     )
 
 

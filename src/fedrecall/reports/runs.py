@@ -267,6 +267,14 @@ class Group:
         """The runs' seeds."""
         return [run.seed for run in self.runs]
 
+    @property
+    def names(self) -> list[str]:
+        """Each run's seed in words, and its partition's where another run has the same seed."""
+        return [
+            f"seed {own}" if self.seeds.count(own) == 1 else f"seed {own}, partition {of_partition}"
+            for own, of_partition in (run.seeds for run in self.runs)
+        ]
+
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """(rounds, values [seed, round, ...]) over the rounds that all runs of the group evaluated."""
         rounds = sorted(set.intersection(*(set(run.rounds.tolist()) for run in self.runs)))
