@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import sqlite3
 import struct
 import sys
@@ -131,6 +132,21 @@ def test_a_missing_package_is_named_before_the_run_folder_is_begun(tmp_path, mon
 def test_an_unknown_sink_is_refused_with_the_nearest():
     with pytest.raises(UserError, match="tensorboard"):
         configs.make({"sinks": ["tensorbord"]})
+
+
+def test_a_run_is_known_by_what_it_is_and_not_by_where_it_lies(tmp_path):
+    place, elsewhere = tmp_path / "run", tmp_path / "archive" / "run"
+    fedrecall.run(place, **SMALL)
+    known = sinks._identity("run", place)
+    fedrecall.run(place, resume=True, **{**SMALL, "rounds": 4})
+    assert sinks._identity("run", place) == known
+    shutil.copytree(place, tmp_path / "copy")
+    assert sinks._identity("copy", tmp_path / "copy") != known
+    elsewhere.parent.mkdir()
+    shutil.move(place, elsewhere)
+    assert sinks._identity("run", elsewhere) == known
+    fedrecall.run(place, **SMALL)  # a new run in the old one's place
+    assert sinks._identity("run", place) != known
 
 
 def followed(tmp_path, spec):

@@ -2,6 +2,7 @@
 
 import hashlib
 import platform
+import secrets
 import shlex
 import signal
 import subprocess
@@ -190,6 +191,8 @@ class Experiment:
                 partitions.save(folder.path / "partition.json", *describe(self.federation))
         files.write_json(folder.path / "config.json", configs.as_dict(self.config))
         start = environment() | ({"data": data} if data else {})
+        if not starts:
+            start["run"] = secrets.token_hex(8)  # what others may know this run by, wherever it is moved
         files.write_json(folder.path / "made.json", [*starts, start])
 
     def _restore(self, folder: RunFolder) -> None:

@@ -243,9 +243,12 @@ def _name(config: Mapping[str, Any]) -> str:
 
 
 def _identity(name: str, folder: Path | None) -> str:
-    """The same word for the same run folder."""
-    place = str(folder.resolve()) if folder is not None else name
-    return hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
+    """The same word for the same run, wherever its folder lies; another for a copy of another name."""
+    said = name
+    if folder is not None:
+        own = files.read_json(folder / "made.json")[0].get("run")
+        said = f"{own} {folder.resolve().name}" if own else str(folder.resolve())
+    return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
 
 
 def _flat(config: Mapping[str, Any], head: str = "") -> dict[str, Any]:
