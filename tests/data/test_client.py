@@ -38,3 +38,15 @@ def test_an_experiment_is_trained_the_same_whatever_is_done_to_its_test_images()
         found.append((run.server.weights.params["fc1.weight"].clone(), result.history[-1]["loss"]))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] != found[1][1]
+
+
+def test_a_clients_label_distribution_is_equation_6():
+    none, flat = torch.zeros(0, 1, 2, 2, dtype=torch.uint8), torch.zeros(1)
+    pictures = torch.zeros(4, 1, 2, 2, dtype=torch.uint8)
+    some = ClientData(pictures, torch.tensor([1, 0, 0, 0]), 3, flat, flat + 1)
+    assert some.distribution.tolist() == [0.75, 0.25, 0.0]
+    assert some.distribution.dtype == torch.float64
+    assert (
+        ClientData(none, torch.zeros(0, dtype=torch.long), 3, flat, flat + 1).distribution.tolist()
+        == [0.0] * 3
+    )

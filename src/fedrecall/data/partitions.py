@@ -317,13 +317,6 @@ def label_counts(labels: ArrayLike, parts: Sequence[Ints], classes: int) -> Ints
     return np.bincount(client * classes + held, minlength=len(parts) * classes).reshape(len(parts), classes)
 
 
-def label_distribution(counts: ArrayLike) -> Floats:
-    """FedNTD's eq. 6: each class's share ``[..., C]`` of a client's examples (no examples: all zero)."""
-    found = np.asarray(counts, np.float64)
-    shares: Floats = found / np.maximum(found.sum(axis=-1, keepdims=True), 1)
-    return shares
-
-
 def out_local_distribution(distribution: ArrayLike) -> Floats:
     """FedNTD's eq. 7: (1 - p_c) / (C - 1), which weights most what the client lacks."""
     p = np.asarray(distribution, np.float64)
