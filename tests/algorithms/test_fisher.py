@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedrecall
 from fedrecall.algorithms import fisher
 from fedrecall.algorithms.fisher import diagonal_fisher
 from fedrecall.data.client import ClientData
@@ -170,3 +171,12 @@ def test_it_leaves_the_weights_alone():
     weights = model.initial()
     found = diagonal_fisher(model, weights, data)
     assert all(not p.requires_grad for p in [*weights.params.values(), *found.values()])
+
+
+def test_half_precision_does_not_make_it_luck_which_way_is_taken(monkeypatch):
+    """Trained clients, whose few examples that are still wrong make most of the gradient."""
+    whole, made = fisher._by_example, []
+    monkeypatch.setattr(fisher, "_by_example", lambda *a: made.append(len(a[3])) or whole(*a))
+    settings = {"dataset": "digits", "clients": 10, "sample": 10, "rounds": 3, "backend": "serial"}
+    fedrecall.run(algorithm="fedcurv:s=20", model="cnn", precision="bfloat16", **settings)
+    assert made == [fisher.COMPARED] * 30

@@ -84,6 +84,14 @@ class Model:
         edit(other._train)
         return other
 
+    def exact(self) -> "Model":
+        """The model that computes in the type of its weights, whatever this one does."""
+        if self.compute is None:
+            return self
+        other = copy.copy(self)
+        other.compute, other._known = None, WeakIdKeyDictionary()
+        return other
+
     def initial(self) -> Weights:
         """A copy of the weights that the module was made with."""
         return Weights(
