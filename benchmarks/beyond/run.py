@@ -41,7 +41,7 @@ SETTINGS = (
     "fedntd/table1:mnist/shard2",
     "fedntd/table1:mnist/lda0.1",
 )
-BASELINES = ("fedavg", "fedntd", "scaffold")
+BASELINES = ("fedavg", "fedavgm", "fedntd", "scaffold")
 COMBINATIONS = f"{HERE / 'combinations.py'}"
 CANDIDATES = {
     "class-wise ntd": f"{COMBINATIONS}:ClassWiseNTD",
@@ -89,10 +89,10 @@ def config(setting: str, name: str, seed: int, rounds: int | None, **how: object
         changes["rounds"] = rounds
     if name in SEQUENTIAL["candidates"]:
         changes["algorithm"], changes["chains"] = SEQUENTIAL["candidates"][name]
-    elif name in CANDIDATES:
-        changes["algorithm"] = CANDIDATES[name]
-    else:
+    elif name in {c.method for c in paper.cells}:
         cell = paper.cell(column, name)
+    else:
+        changes["algorithm"] = CANDIDATES.get(name, name)
     return cell.config(seed, **changes)
 
 
