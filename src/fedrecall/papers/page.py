@@ -62,7 +62,8 @@ none at all.
 deviation from round to round. The clients of the last round alone move the last accuracy by as much;
 a spread over trials that all draw the same clients does not contain it; so where a published accuracy is
 within one such deviation of this mean, a cell that is not reproduced says that **its level agrees**.
-Forgetting may be off by 0.02, which is what its two published digits and one class in ten account for.
+Forgetting may be off by 0.02, which is what its two published digits and one class in ten account for,
+rounds to an accuracy by 10, and a ratio of times by 0.3.
 **Unfinished** rows were stopped early, and say after which round; the learning rate still falls and the
 model still learns until the last one, so they decide nothing. A method with the name of a **switch** behind
 it was run with another reading of what its paper leaves open (`--switch`), said above the tables;

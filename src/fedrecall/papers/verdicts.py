@@ -92,6 +92,9 @@ def judge(
     def said(word: str, allowed: float | None = None) -> Verdict:
         return Verdict(value, std, measured, word, allowed, failed)
 
+    if QUANTITIES[quantity].to_baseline and cell.method == table.baseline:
+        begun = any(run.done for run in results.of(cell.config(variant=variant)).values())
+        return Verdict(value, std, None, "" if begun else NOT_RUN, None, failed)
     if quantity == "accuracy" and failed:
         came_through = measured.summary.n if measured is not None else 0
         return said(REPRODUCED if cell.failed and failed >= came_through else NOT_REPRODUCED)
