@@ -26,7 +26,7 @@ import torch
 from fedrecall import config as configs
 from fedrecall.data.datasets import Dataset, Split, load
 from fedrecall.errors import UserError
-from fedrecall.experiment import Experiment, environment
+from fedrecall.experiment import Experiment, Interrupted, environment
 from fedrecall.files import read_json, write_json
 from fedrecall.papers import table
 from fedrecall.reports.statistics import paired_difference
@@ -240,5 +240,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
+    except Interrupted as stop:
+        sys.exit(f"{stop}; the same command goes on from there.")
     except UserError as error:
         sys.exit(f"error: {error}")
