@@ -78,9 +78,10 @@ def test_watch_follows_a_run_to_its_end(runs, tmp_path):
     path.write_text("".join(lines[:2]) + lines[2][:30])  # cut short, as while it is being written
 
     def grow():
-        for count in (3, 5, 6):
+        for more in (lines[2][30:], *lines[3:]):
             time.sleep(0.15)
-            path.write_text("".join(lines[:count]))
+            with path.open("a") as file:  # as a run does: what is there is never written again
+                file.write(more)
 
     writer = threading.Thread(target=grow)
     writer.start()
