@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedrecall import trees
 from fedrecall.algorithms.fedavgm import FedAvgM
 from fedrecall.algorithms.fedcad import FedCAD
 from fedrecall.algorithms.fedntd import FedNTD
@@ -107,6 +108,83 @@ class MomentumNTD(FedNTD):
     def aggregate(self, server: Any, ups: Any, cohort: Cohort) -> Any:
         """Move by the velocity."""
         return FedAvgM(self.server_momentum).aggregate(server, ups, cohort)
+
+
+class Averaged(NamedTuple):
+    """What the server keeps between rounds."""
+
+    weights: Weights
+    """The average over the last rounds' models: what is evaluated and delivered."""
+    live: Weights
+    """This round's model, from which clients go on."""
+
+
+class WithTeacher(NamedTuple):
+    """What travels to a client."""
+
+    weights: Weights
+    teacher: Weights
+
+
+class Calibrated(NamedTuple):
+    """What a client holds on to while it trains."""
+
+    weights: Weights
+    """The teacher."""
+    log_prior: Tensor  # [C]
+
+
+@dataclass(frozen=True)
+class SteadyNTD(FedNTD):
+    """FedNTD without two things that make it forget: lopsided labels, and what a round happened to draw.
+
+    A client adds calibration * log((n_c + 1) / (n + C)) to its logits in cross-entropy, so that classes that
+    it does not have are not pushed down for being rare (logit adjustment, Menon et al. 2021), while not-true
+    distillation ties them to the others. The server delivers an exponential moving average of its rounds'
+    models; clients start from the last one and, with `old_teacher`, are taught by the average.
+    """
+
+    calibration: Annotated[float, UNIT] = 1.0
+    """How far a client's labels are taken out of its cross-entropy; 0: not at all."""
+    keep: Annotated[float, Range(0, 1, open_high=True)] = 0.8
+    """How much of the average stays in every round; 0: the last model."""
+    old_teacher: bool = False
+    """Whether the average is the teacher, which travels, too, or the model that arrives."""
+
+    def start(self, weights: Weights) -> Any:
+        """The average of one model."""
+        return Averaged(weights, weights)
+
+    def broadcast(self, model: Model, server: Any, auxiliary: LocalData | None) -> Any:
+        """The last model, and the teacher if it is another one."""
+        if not self.old_teacher:
+            return super().broadcast(model, server._replace(weights=server.live), auxiliary)
+        return WithTeacher(server.live, server.weights)
+
+    def prepare(self, model: Model, down: Any, memory: Any, data: LocalData) -> Calibrated:
+        """The teacher and the client's own label distribution, with one example more of each class."""
+        counts = data.counts.double() + 1
+        like = next(iter(down.weights.params.values()))
+        log_prior = self.calibration * (counts / counts.sum()).log().to(like)
+        return Calibrated(down.teacher if self.old_teacher else down.weights, log_prior)
+
+    def loss(self, model: Student, params: Params, anchor: Any, batch: Batch) -> Tensor:
+        """Cross-entropy of the adjusted logits plus the not-true term of those as they are."""
+        student = model(params, batch.x)
+        total = cross_entropy(student + anchor.log_prior, batch.y)
+        if self.beta:
+            teacher = model.frozen(anchor.weights, batch.x)
+            total = total + self.beta * self.distil(teacher, student, batch.y)
+        return batch.mean(total)
+
+    def aggregate(self, server: Any, ups: Any, cohort: Cohort) -> Any:
+        """Average over clients, then over rounds."""
+        live = cohort.mean(ups.weights)
+
+        def blend(old: Tensor, new: Tensor) -> Tensor:
+            return torch.lerp(new, old, self.keep) if new.is_floating_point() else new
+
+        return Averaged(trees.transform(blend, server.weights, live), live)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
 """Does a combination beat each paper on its own ground? Selected on held-out training data, tested once.
 
-    python benchmarks/beyond/run.py select --rounds 60 --seeds 3    # resumes; as long as there is time
+    python benchmarks/beyond/run.py select --seeds 3    # resumes; as long as there is time
     python benchmarks/beyond/run.py test                            # once: those that were selected
 
 `select` sets a tenth of the training split apart (the same for all, a tenth of every class) and trains on
 the rest; the test split is not touched. What counts is the mean accuracy over the last tenth of the rounds,
-for one round's goes up and down with its clients. Seed by seed, a candidate stays in the race while it is
-ahead of the best baseline on at least half of the settings, and of the baselines of a setting the best
-stays; who is in it after three seeds or more is selected. `test` trains the selected ones and the
-baselines on the whole training split and evaluates on the test split, and refuses to look at that a second
-time. A candidate wins a setting when the bootstrap interval of its paired lead is above zero, and deserves
+for one round's goes up and down with its clients. Setting by setting and seed by seed, a candidate stays in
+the race while it is ahead of the best baseline on at least half of the settings that it has played, and of
+the baselines of a setting the best stays; who is in it after three seeds or more is selected. `test` trains
+the selected ones and the best baseline of each setting on the whole training split and evaluates on the
+test split, and refuses to look at that a second time. A candidate wins a setting when the bootstrap interval of its paired lead is above zero, and deserves
 to become an algorithm when it wins three. What came of it is written to benchmarks/results/.
 """
 
@@ -34,22 +34,29 @@ from fedrecall.streams import numpy_stream
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
-# Columns of the papers' tables: one local epoch is cheap, and where forgetting is worst.
-SETTINGS = (
-    "fedntd/table8:E1",
-    "fedntd/table9:E1",
-    "fedntd/table1:mnist/shard2",
-    "fedntd/table1:mnist/lda0.1",
-)
+SETTINGS = {
+    "fedntd/table8:E1": 60,
+    "fedntd/table9:E1": 60,
+    "fedntd/table1:mnist/shard2": 30,
+    "fedntd/table1:mnist/lda0.1": 30,
+}
+"""Columns of the papers' tables, and rounds that tell methods apart. One local epoch is cheap, and where
+forgetting is worst."""
 BASELINES = ("fedavg", "fedavgm", "fedntd", "scaffold")
 COMBINATIONS = f"{HERE / 'combinations.py'}"
 CANDIDATES = {
     "class-wise ntd": f"{COMBINATIONS}:ClassWiseNTD",
     "class-wise ntd 0-2": f"{COMBINATIONS}:ClassWiseNTD:low=0,high=2",
     "credible ntd": f"{COMBINATIONS}:CredibleNTD",
-    "momentum ntd 0.5": f"{COMBINATIONS}:MomentumNTD",
-    "momentum ntd 0.9": f"{COMBINATIONS}:MomentumNTD:server_momentum=0.9",
+    "momentum ntd": f"{COMBINATIONS}:MomentumNTD",
     "scaffold ntd": f"{COMBINATIONS}:ScaffoldNTD",
+    # By itself and together: what each of its parts is worth.
+    "calibrated": f"{COMBINATIONS}:SteadyNTD:beta=0,keep=0",
+    "averaged": f"{COMBINATIONS}:SteadyNTD:beta=0,calibration=0",
+    "calibrated ntd": f"{COMBINATIONS}:SteadyNTD:keep=0",
+    "averaged ntd": f"{COMBINATIONS}:SteadyNTD:calibration=0",
+    "old-teacher ntd": f"{COMBINATIONS}:SteadyNTD:calibration=0,old_teacher=true",
+    "steady ntd": f"{COMBINATIONS}:SteadyNTD",
 }
 SEQUENTIAL = {
     "setting": "sfedkd/table1:cifar10/exdir2-0.5",
@@ -80,11 +87,12 @@ def held_out(dataset: Dataset, share: float = HELD_OUT) -> Dataset:
 
 
 def config(setting: str, name: str, seed: int, rounds: int | None, **how: object) -> configs.Config:
-    """A method, or a combination, in a setting of a paper."""
+    """A method, or a combination, in a setting of a paper; its own rounds unless told otherwise."""
     named, _, column = setting.partition(":")
     paper = table(named)
     cell = next(c for c in paper.cells if c.column == column)
     changes: dict[str, object] = {"measures": (), **how}
+    rounds = rounds or SETTINGS.get(setting)
     if rounds is not None:
         changes["rounds"] = rounds
     if name in SEQUENTIAL["candidates"]:
@@ -112,22 +120,18 @@ def level(accuracies: Iterable[float]) -> float:
 def measure(
     runs: Path,
     settings: list[str],
-    names: set[str] | None,
+    chosen: Mapping[str, list[str]] | None,
     seeds: int,
     rounds: int | None,
-    *,
-    test: bool,
     **how: object,
 ) -> Accuracies:
-    """The accuracy by setting, method and seed: one seed of everything first, then of who is in the race."""
+    """The accuracy by setting, method and seed: of who is in the race, on held-out training data, or of
+    those ``chosen`` for each setting, on the test split."""
     found: Accuracies = {s: {} for s in settings}
+    test = chosen is not None
     for seed in range(seeds):
-        racing = set(names) if test and names is not None else still_racing(found)
         for setting in settings:
-            baselines, candidates = methods(setting)
-            best = best_baseline(setting, found[setting])
-            racers = [b for b in baselines if test or best in (None, b)]
-            racers += [c for c in candidates if c in racing or (seed == 0 and not test)]
+            racers = list(chosen[setting]) if chosen is not None else racing(setting, found)
             made = {name: config(setting, name, seed, rounds, **how) for name in racers}
             whole = load(made[racers[0]].dataset)
             data = whole if test else held_out(whole)
@@ -141,6 +145,15 @@ def measure(
                 split = "test" if test else "held out"
                 print(f"{split} {setting} {name} seed {seed}: {accuracy:.2%}", flush=True)
     return found
+
+
+def racing(setting: str, found: Accuracies) -> list[str]:
+    """Who plays the next seed of a setting."""
+    baselines, candidates = methods(setting)
+    best = best_baseline(setting, found[setting])
+    begun = any(c in played for played in found.values() for c in candidates)
+    stay = still_racing(found) if begun else set(candidates)
+    return [b for b in baselines if best in (None, b)] + [c for c in candidates if c in stay]
 
 
 def best_baseline(setting: str, by_method: Mapping[str, list[float]]) -> str | None:
@@ -171,14 +184,17 @@ def leads(accuracies: Accuracies) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def still_racing(accuracies: Accuracies) -> set[str]:
-    """Who has played every seed so far and is ahead on at least half of its settings."""
+    """Who has played all that any candidate has, and is ahead on at least half of those settings."""
     found = leads(accuracies)
-    played = max((d["seeds"] for by_setting in found.values() for d in by_setting.values()), default=0)
+    most = {
+        setting: max(d[setting]["seeds"] for d in found.values() if setting in d)
+        for setting in {s for d in found.values() for s in d}
+    }
     return {
         name
-        for name, by_setting in found.items()
-        if all(d["seeds"] == played for d in by_setting.values())
-        and 2 * sum(d["lead"] > 0 for d in by_setting.values()) >= len(by_setting)
+        for name, d in found.items()
+        if all(setting in d and d[setting]["seeds"] == n for setting, n in most.items())
+        and 2 * sum(s["lead"] > 0 for s in d.values()) >= len(d)
     }
 
 
@@ -204,7 +220,7 @@ def main() -> None:
     parser.add_argument("what", choices=("select", "test"))
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), help=f"also {SEQUENTIAL['setting']}")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, help="fewer than the paper's")
+    parser.add_argument("--rounds", type=int, help="in every setting, instead of its own number")
     parser.add_argument("--runs", type=Path, default=Path("runs/beyond"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--backend", default="auto")
@@ -212,19 +228,21 @@ def main() -> None:
     parser.add_argument("--precision", default="float32")
     options = parser.parse_args()
     first, last = options.results / "beyond-select.json", options.results / "beyond-test.json"
-    names = None
+    chosen = None
     if options.what == "test":
         if last.exists():
             raise UserError(f"the test split was looked at once, and {last} says what was seen.")
-        chosen = read_json(first)
-        names = set(chosen["selected"])
-        if not names:
+        raced = read_json(first)
+        if not raced["selected"]:
             raise UserError(f"{first} selected nobody: there is nothing to test.")
-        options.settings = list(chosen["accuracy"])
+        options.settings, options.rounds = list(raced["accuracy"]), raced["rounds"]
+        chosen = {
+            s: [str(best_baseline(s, by_method)), *raced["selected"]]
+            for s, by_method in raced["accuracy"].items()
+        }
     how = {"backend": options.backend, "workers": options.workers, "precision": options.precision}
     found = measure(
-        options.runs, options.settings, names, options.seeds, options.rounds,
-        test=options.what == "test", checkpoint_every=5, **how,
+        options.runs, options.settings, chosen, options.seeds, options.rounds, checkpoint_every=5, **how,
     )  # fmt: skip
     ahead = leads(found)
     said = {"rounds": options.rounds, "accuracy": found, "leads": ahead, **how, "made": environment()}

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.algorithms.cases import assert_same, experiment
 
+from fedrecall.algorithms.fedavg import Down
+from fedrecall.batches import Batch
 from fedrecall.data.datasets import load
 from fedrecall.errors import UserError
+from fedrecall.models.model import Weights
 
 ROOT = Path(__file__).parent.parent.parent / "benchmarks" / "beyond"
 FILE = ROOT / "combinations.py"
@@ -33,6 +37,9 @@ def run():
         ("CredibleNTD:floor=1", "fedntd:distance=mse"),
         ("MomentumNTD:server_momentum=0", "fedntd"),
         ("MomentumNTD:beta=0,server_momentum=0.7", "fedavgm:beta=0.7"),
+        ("SteadyNTD:calibration=0,keep=0", "fedntd"),
+        ("SteadyNTD:calibration=0,keep=0,old_teacher=true", "fedntd"),
+        ("SteadyNTD:beta=0,calibration=0,keep=0", "fedavg"),
         ("ScaffoldNTD:beta=0", "scaffold"),
         (
             "ScaffoldNTD:beta=0,uniform=true,momentum_aware=false",
@@ -47,13 +54,55 @@ def test_at_its_edges_a_combination_is_one_of_its_parts(combination, like):
     assert_same(mine.weights, experiment(like, **apart).run().weights, 1e-12)
 
 
-@pytest.mark.parametrize("combination", ["ClassWiseNTD", "MomentumNTD", "ScaffoldNTD", "CredibleNTD"])
+@pytest.mark.parametrize(
+    "combination",
+    [
+        "ClassWiseNTD", "MomentumNTD", "ScaffoldNTD", "CredibleNTD", "SteadyNTD:calibration=0",
+        "SteadyNTD:keep=0", "SteadyNTD:calibration=0,old_teacher=true", "SteadyNTD:beta=0,keep=0",
+    ],
+)  # fmt: skip
 def test_between_them_it_is_neither(combination):
     own = ":auxiliary_per_class=5,floor=0.5" if combination == "CredibleNTD" else ""
     mine = experiment(f"{FILE}:{combination}{own}", auxiliary_per_class=5).run().weights
     for part in ("fedavg", "fedntd", "fedntd:distance=mse", "scaffold", "fedavgm:beta=0.5"):
         with pytest.raises(AssertionError):
             assert_same(mine, experiment(part, auxiliary_per_class=5).run().weights, 1e-9)
+
+
+def test_the_average_is_of_a_training_that_it_does_not_change():
+    """Clients go on from the last model: the same rounds as FedAvg's, averaged."""
+    steady = experiment(f"{FILE}:SteadyNTD:beta=0,calibration=0,keep=0.6", rounds=3).run().weights.params
+    mine = [experiment("fedavg", rounds=r).run().weights.params for r in (1, 2, 3)]
+    start = experiment("fedavg", rounds=3, training={"lr": 1e-12}).run().weights.params
+    for name, found in steady.items():
+        expected = 0.6**3 * start[name] + 0.4 * (0.36 * mine[0][name] + 0.6 * mine[1][name] + mine[2][name])
+        np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-9)
+
+
+def test_calibration_is_the_log_of_the_clients_shares_added_to_the_logits():
+    """On one label alone with C classes: -log of (n + 1) e^a / ((n + 1) e^a + sum of the others' e^z)."""
+    spec = importlib.util.spec_from_file_location("combinations", FILE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    logits = torch.tensor([[0.3, -0.2, 0.9]], dtype=torch.float64)
+
+    class Data:
+        counts = torch.tensor([4, 0, 0])
+
+    class Net:
+        def __call__(self, params, x):
+            return logits
+
+        frozen = __call__
+
+    down = Down(Weights({"w": torch.zeros(1, dtype=torch.float64)}, {}))
+    one = module.SteadyNTD(beta=0.0)
+    anchor = one.prepare(Net(), down, None, Data())
+    e = logits[0].exp()
+    expected = -np.log(float(5 * e[0] / (5 * e[0] + e[1] + e[2])))
+    found = one.loss(Net(), {}, anchor, Batch(logits, torch.tensor([0]), torch.tensor([0])))
+    assert float(found) == pytest.approx(expected)
 
 
 def test_what_is_held_out_is_a_tenth_of_every_training_class_and_nothing_of_the_test_split(run):
@@ -107,7 +156,9 @@ def test_a_race_plays_on_with_those_ahead_and_the_best_baseline(run, monkeypatch
     class Played:
         def __init__(self, config, folder, **_):
             self.name = names[folder.parent.name]
-            played.append((self.name, config.seed))
+            place = folder.parent.parent.relative_to(tmp_path)
+            setting = "/".join(place.parts[1:3]) + ":" + "/".join(place.parts[3:])
+            played.append((setting, self.name, config.seed))
 
         def run(self):
             self.history = [{"accuracy": by_name.get(self.name, 0.1)}] * 20
@@ -115,14 +166,21 @@ def test_a_race_plays_on_with_those_ahead_and_the_best_baseline(run, monkeypatch
 
     monkeypatch.setattr(run, "Experiment", Played)
     monkeypatch.setattr(run, "load", lambda _: load("synthetic:classes=4,train=400,test=40,size=5"))
-    found = run.measure(tmp_path, [SHARDS], None, 3, 20, test=False)
-    assert {n for n, seed in played if seed == 0} == {*run.BASELINES, *run.CANDIDATES}
-    for seed in (1, 2):
-        assert {n for n, s in played if s == seed} == {"fedntd", "class-wise ntd"}
+    found = run.measure(tmp_path, [SHARDS, SKEW], None, 3, 20)
+    everybody = {*run.BASELINES, *run.CANDIDATES}
+    assert {n for s, n, seed in played if (s, seed) == (SHARDS, 0)} == everybody
+    # Who was behind in the first setting does not play the second one.
+    assert {n for s, n, seed in played if (s, seed) == (SKEW, 0)} == {*run.BASELINES, "class-wise ntd"}
+    for setting in (SHARDS, SKEW):
+        for seed in (1, 2):
+            assert [n for *at, n in ((s, e, n) for s, n, e in played) if at == [setting, seed]] == [
+                "fedntd",
+                "class-wise ntd",
+            ]
     assert run.selected(found) == ["class-wise ntd"]
     played.clear()
-    run.measure(tmp_path, [SHARDS], {"class-wise ntd"}, 2, 20, test=True)
-    assert {n for n, s in played if s == 1} == {*run.BASELINES, "class-wise ntd"}
+    run.measure(tmp_path, [SHARDS], {SHARDS: ["fedntd", "class-wise ntd"]}, 2, 20)
+    assert [n for _, n, seed in played if seed == 1] == ["fedntd", "class-wise ntd"]
 
 
 def test_every_method_of_every_setting_has_a_config(run):
