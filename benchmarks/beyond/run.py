@@ -9,8 +9,9 @@ for one round's goes up and down with its clients. Setting by setting and seed b
 the race while it is ahead of the best baseline on at least half of the settings that it has played, and of
 the baselines of a setting the best stays; who is in it after three seeds or more is selected. `test` trains
 the selected ones and the best baseline of each setting on the whole training split and evaluates on the
-test split, and refuses to look at that a second time. A candidate wins a setting when the bootstrap interval of its paired lead is above zero, and deserves
-to become an algorithm when it wins three. What came of it is written to benchmarks/results/.
+test split, and refuses to look at that a second time. A candidate wins a setting when the bootstrap
+interval of its paired lead is above zero, and deserves to become an algorithm when it wins three. What
+came of it is written to benchmarks/results/.
 """
 
 import argparse
