@@ -1,10 +1,12 @@
 """Published beside measured, on results made up by hand."""
 
 import math
+import re
 
 import pytest
 from tests.papers.outcomes import outcome
 
+from fedrecall.errors import UserError
 from fedrecall.papers import PAPERS, load_paper, table
 from fedrecall.papers.results import Results
 from fedrecall.papers.verdicts import (
@@ -255,6 +257,41 @@ def test_a_switch_for_one_method_leaves_the_baseline_as_it_is():
                     tried_out += 1
                     break  # one cell of every table and switch
     assert tried_out > 50
+
+
+def test_two_switches_count_where_each_means_something():
+    paper = load_paper("fedntd")
+    both = paper.variant("augmented-test+moon-shipped")
+    assert both == paper.variant("moon-shipped+augmented-test")
+    moon, fedavg = TABLE1.cell(CELL.column, "moon"), BASE
+    made = moon.config(variant=both)
+    assert (made.algorithm["mu"], made.test_augmentation) == (0.1, made.augmentation)
+    assert fedavg.config(variant=both) == fedavg.config(variant=paper.variant("augmented-test"))
+    assert fedavg.changed_by(both)
+    assert not fedavg.meant_by(both)
+    runs = Results([outcome(moon, ending(40.0), variant=both), outcome(fedavg, ending(38.0), variant=both)])
+    assert [v.name for v in tried(paper, moon, runs)] == [both.name]
+    assert [v.name for v in tried(paper, fedavg, runs)] == ["augmented-test"]
+    assert gain(TABLE1, moon, runs, both).measured.mean == pytest.approx(2.0)
+    # The test images are cut as this training's are, whatever that is.
+    cut = CELL.config(variant=paper.variant("no-cutout+augmented-test"))
+    assert cut.augmentation == cut.test_augmentation == "crop+flip"
+    assert paper.variant("lenet+uniform").stand_in
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("moon-shiped+uniform", "did you mean 'moon-shipped'"),
+        ("uniform+uniform", "two different ones"),
+        ("uniform+no-cutout+lr-0.1", "two different ones"),
+        ("no-cutout+no-augmentation", "both set augmentation"),
+        ("uniform+", "no switch ''"),
+    ],
+)
+def test_switches_that_cannot_be_combined_say_why(name, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        load_paper("fedntd").variant(name)
 
 
 def test_speed_up_is_the_ratio_of_training_seconds_to_the_target():

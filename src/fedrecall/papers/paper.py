@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
+from itertools import combinations
 from statistics import median
 from typing import Any
 
@@ -48,6 +49,8 @@ class Variant:
     """The only table it means anything to."""
     stand_in: bool = False
     """Whether it is no reading of the paper but a cheaper setup: its gains compare, its numbers do not."""
+    parts: tuple[Variant, ...] = ()
+    """The two that it combines, each of which counts where it means something; empty: it is one."""
 
     def applies(self, config: Config) -> bool:
         """Whether it means anything to this config."""
@@ -81,10 +84,7 @@ class Cell:
 
     def config(self, seed: int = 0, variant: Variant | None = None, **changes: Any) -> Config:
         """The paper's setup with this seed; ``changes`` are plain config values."""
-        settings = self.settings | {
-            key: self.settings[value[1:]] if isinstance(value, str) and value.startswith("=") else value
-            for key, value in (variant.settings if variant else {}).items()
-        }
+        settings = self._settings(variant)
         if changes:
             return _config({**settings, **changes, "seed": seed})
         key = self.key, seed, variant.name if variant else None
@@ -92,12 +92,30 @@ class Cell:
             _made[key] = _config({**settings, "seed": seed})
         return _made[key]
 
+    def _settings(self, variant: Variant | None) -> Settings:
+        if variant is None:
+            return self.settings
+        settings = dict(self.settings)
+        for part in variant.parts or (variant,):
+            if not variant.parts or self.changed_by(part):
+                settings |= part.settings
+        return {
+            key: settings[value[1:]] if isinstance(value, str) and value.startswith("=") else value
+            for key, value in settings.items()
+        }
+
     def changed_by(self, variant: Variant) -> bool:
-        """Whether the variant is another setup than the paper's."""
+        """Whether the variant, or one of those that it combines, is another setup than the paper's."""
+        if variant.parts:
+            return any(map(self.changed_by, variant.parts))
         plain = self.config()
         if variant.table not in (None, self.table) or not variant.applies(plain):
             return False
         return self.config(variant=variant) != plain
+
+    def meant_by(self, variant: Variant) -> bool:
+        """Whether the variant as a whole, all that it combines, changes this cell."""
+        return all(map(self.changed_by, variant.parts or (variant,)))
 
     def config_with(self, variant: Variant | None) -> Config:
         """The setup with the variant, or the paper's where the variant changes nothing."""
@@ -181,11 +199,41 @@ class Paper:
         ]
         return median(given) if given else None
 
+    @cached_property
+    def readings(self) -> tuple[Variant, ...]:
+        """Its variants, and any two of them that set different things."""
+        ones = tuple(self.variants.values())
+        return ones + tuple(_combined(a, b) for a, b in combinations(ones, 2) if not _clash(a, b))
+
     def variant(self, name: str) -> Variant:
-        """A variant by its name."""
-        if name not in self.variants:
-            raise UserError(f"{self.name} has no switch {name!r}; {nearest(name, self.variants)}")
-        return self.variants[name]
+        """A variant by its name, or two by their names with a + between."""
+        names = name.split("+")
+        for part in names:
+            if part not in self.variants:
+                raise UserError(f"{self.name} has no switch {part!r}; {nearest(part, self.variants)}")
+        if len(names) == 1:
+            return self.variants[name]
+        found = [v for n, v in self.variants.items() if n in names]  # in one order, however they are named
+        if len(names) != 2 or len(found) != 2:
+            raise UserError(f"--switch {name}: name one switch, or two different ones with a + between.")
+        if shared := _clash(*found):
+            raise UserError(f"--switch {name}: both set {shared}.")
+        return _combined(*found)
+
+
+def _clash(one: Variant, other: Variant) -> str | None:
+    """What both would set."""
+    return next(iter(sorted(one.settings.keys() & other.settings.keys())), None)
+
+
+def _combined(one: Variant, other: Variant) -> Variant:
+    return Variant(
+        f"{one.name}+{other.name}",
+        f"{one.about}; {other.about}",
+        {},
+        stand_in=one.stand_in or other.stand_in,
+        parts=(one, other),
+    )
 
 
 @cache

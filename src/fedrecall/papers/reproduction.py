@@ -206,7 +206,7 @@ def adopt(
         raise UserError(f"{folder} is a run on {data}, not on the paper's data.")
     closest: tuple[int, str] | None = None
     for cell in table.cells:
-        for variant in (None, *(v for v in variants if cell.changed_by(v))):
+        for variant in (None, *(v for v in variants if cell.meant_by(v))):
             config = cell.config(found.seed, variant)
             if identity(config) == identity(found.config):
                 return save(found, results), found, cell

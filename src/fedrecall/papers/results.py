@@ -215,6 +215,7 @@ class Results:
 
     def __init__(self, outcomes: Iterable[Outcome] = ()):
         self._by_identity: dict[str, dict[int, Outcome]] = {}
+        self._subjects: set[tuple[str, str]] = set()
         for found in outcomes:
             self.add(found)
 
@@ -225,6 +226,7 @@ class Results:
 
     def add(self, found: Outcome) -> None:
         """Keep it, unless the same seed went further or was computed more precisely."""
+        self._subjects.add(_subject(found.config))
         seeds = self._by_identity.setdefault(found.identity, {})
         best = seeds.get(found.seed)
         if best is None or _rank(found) > _rank(best):
@@ -234,11 +236,19 @@ class Results:
         """By seed, the runs of this config."""
         return dict(sorted(self._by_identity.get(identity(config), {}).items()))
 
+    def concern(self, config: Config) -> bool:
+        """Whether there is anything of this data set and algorithm, in whatever setup."""
+        return _subject(config) in self._subjects
+
     def __iter__(self) -> Any:
         return (o for seeds in self._by_identity.values() for o in seeds.values())
 
     def __len__(self) -> int:
         return sum(map(len, self._by_identity.values()))
+
+
+def _subject(config: Config) -> tuple[str, str]:
+    return config.dataset["name"], config.algorithm["name"]
 
 
 def _rank(found: Outcome) -> tuple[int, int]:

@@ -152,11 +152,13 @@ def measure(
 
 
 def tried(paper: Paper, cell: Cell, results: Results) -> list[Variant]:
-    """The switches with which the cell was run."""
+    """The switches, and pairs of switches, with which the cell was run."""
+    if not results.concern(cell.config()):
+        return []
     return [
         v
-        for v in paper.variants.values()
-        if cell.changed_by(v) and any(run.done for run in results.of(cell.config(variant=v)).values())
+        for v in paper.readings
+        if cell.meant_by(v) and any(run.done for run in results.of(cell.config(variant=v)).values())
     ]
 
 

@@ -50,7 +50,10 @@ def reproduce_command(
     ] = None,
     switch: Annotated[
         str | None,
-        typer.Option(help="Another reading of what the paper leaves open, by name.", show_default=False),
+        typer.Option(
+            help="Another reading of what the paper leaves open, by name; or two with a + between.",
+            show_default=False,
+        ),
     ] = None,
     backend: Annotated[str, typer.Option(help="Where clients are trained.")] = "auto",
     workers: Annotated[
@@ -91,7 +94,7 @@ def reproduce_command(
     if from_:
         adopted = []
         for folder in from_:
-            path, found, cell = adopt(chosen, folder, results, tuple(paper.variants.values()))
+            path, found, cell = adopt(chosen, folder, results, paper.readings)
             _say(f"{cell.key}, seed {found.seed}: {found.done} of {found.config.rounds} rounds in {path}")
             _say(f"to go on with it here, move it to {run_folder(found.config, out_)}")
             adopted.append(cell)
