@@ -1,17 +1,17 @@
 """Does a combination beat each paper on its own ground? Selected on held-out training data, tested once.
 
     python benchmarks/beyond/run.py select --seeds 3    # resumes; as long as there is time
-    python benchmarks/beyond/run.py test                            # once: those that were selected
+    python benchmarks/beyond/run.py test                # once: those that were selected
 
 `select` sets a tenth of the training split apart (the same for all, a tenth of every class) and trains on
 the rest; the test split is not touched. What counts is the mean accuracy over the last tenth of the rounds,
 for one round's goes up and down with its clients. Setting by setting and seed by seed, a candidate stays in
 the race while it is ahead of the best baseline on at least half of the settings that it has played, and of
 the baselines of a setting the best stays; who is in it after three seeds or more is selected. `test` trains
-the selected ones and the best baseline of each setting on the whole training split and evaluates on the
-test split, and refuses to look at that a second time. A candidate wins a setting when the bootstrap
-interval of its paired lead is above zero, and deserves to become an algorithm when it wins three. What
-came of it is written to benchmarks/results/.
+the selected ones and the best baseline of each setting on the whole training split, for all of the paper's
+rounds, evaluates on the test split, and refuses to look at that a second time. A candidate wins a setting
+when the bootstrap interval of its paired lead is above zero, and deserves to become an algorithm when it
+wins three. What came of it is written to benchmarks/results/.
 """
 
 import argparse
@@ -88,12 +88,11 @@ def held_out(dataset: Dataset, share: float = HELD_OUT) -> Dataset:
 
 
 def config(setting: str, name: str, seed: int, rounds: int | None, **how: object) -> configs.Config:
-    """A method, or a combination, in a setting of a paper; its own rounds unless told otherwise."""
+    """A method, or a combination, in a setting of a paper; the paper's rounds unless told otherwise."""
     named, _, column = setting.partition(":")
     paper = table(named)
     cell = next(c for c in paper.cells if c.column == column)
     changes: dict[str, object] = {"measures": (), **how}
-    rounds = rounds or SETTINGS.get(setting)
     if rounds is not None:
         changes["rounds"] = rounds
     if name in SEQUENTIAL["candidates"]:
@@ -133,7 +132,8 @@ def measure(
     for seed in range(seeds):
         for setting in settings:
             racers = list(chosen[setting]) if chosen is not None else racing(setting, found)
-            made = {name: config(setting, name, seed, rounds, **how) for name in racers}
+            length = rounds if test or rounds is not None else SETTINGS.get(setting)
+            made = {name: config(setting, name, seed, length, **how) for name in racers}
             whole = load(made[racers[0]].dataset)
             data = whole if test else held_out(whole)
             for name, config_ in made.items():
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("what", choices=("select", "test"))
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), help=f"also {SEQUENTIAL['setting']}")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, help="in every setting, instead of its own number")
+    parser.add_argument("--rounds", type=int, help="fewer: in every setting instead of its own")
     parser.add_argument("--runs", type=Path, default=Path("runs/beyond"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--backend", default="auto")
@@ -236,7 +236,7 @@ def main() -> None:
         raced = read_json(first)
         if not raced["selected"]:
             raise UserError(f"{first} selected nobody: there is nothing to test.")
-        options.settings, options.rounds = list(raced["accuracy"]), raced["rounds"]
+        options.settings = list(raced["accuracy"])
         chosen = {
             s: [str(best_baseline(s, by_method)), *raced["selected"]]
             for s, by_method in raced["accuracy"].items()

@@ -151,7 +151,7 @@ def test_a_race_plays_on_with_those_ahead_and_the_best_baseline(run, monkeypatch
     """Played on small data, with accuracies that are made up: who plays which seed."""
     by_name = {"fedavg": 0.4, "fedntd": 0.5, "scaffold": 0.3, "class-wise ntd": 0.6, "scaffold ntd": 0.45}
     names = {n.replace(" ", "-"): n for n in (*run.BASELINES, *run.CANDIDATES)}
-    played = []
+    played, lengths = [], []
 
     class Played:
         def __init__(self, config, folder, **_):
@@ -159,6 +159,7 @@ def test_a_race_plays_on_with_those_ahead_and_the_best_baseline(run, monkeypatch
             place = folder.parent.parent.relative_to(tmp_path)
             setting = "/".join(place.parts[1:3]) + ":" + "/".join(place.parts[3:])
             played.append((setting, self.name, config.seed))
+            lengths.append(config.rounds)
 
         def run(self):
             self.history = [{"accuracy": by_name.get(self.name, 0.1)}] * 20
@@ -181,6 +182,12 @@ def test_a_race_plays_on_with_those_ahead_and_the_best_baseline(run, monkeypatch
     played.clear()
     run.measure(tmp_path, [SHARDS], {SHARDS: ["fedntd", "class-wise ntd"]}, 2, 20)
     assert [n for _, n, seed in played if seed == 1] == ["fedntd", "class-wise ntd"]
+    lengths.clear()
+    run.measure(tmp_path, [SHARDS], None, 1, None)
+    assert set(lengths) == {run.SETTINGS[SHARDS]}
+    lengths.clear()
+    run.measure(tmp_path, [SHARDS], {SHARDS: ["fedntd"]}, 1, None)
+    assert lengths == [200]  # the paper's
 
 
 def test_every_method_of_every_setting_has_a_config(run):
