@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedrecall import trees
+from fedrecall.algorithms import scaffold
 from fedrecall.algorithms.fedavgm import FedAvgM
 from fedrecall.algorithms.fedcad import FedCAD
 from fedrecall.algorithms.fedntd import FedNTD
@@ -195,3 +196,35 @@ class ScaffoldNTD(FedNTD, Scaffold):
     SCAFFOLD is ahead where clients see more classes, FedNTD where they see few. The variates then estimate
     the gradient of the whole objective.
     """
+
+
+class Moving(NamedTuple):
+    """What the server keeps between rounds."""
+
+    weights: Weights
+    variate: Params
+    velocity: Params
+
+
+@dataclass(frozen=True)
+class MomentumScaffoldNTD(ScaffoldNTD):
+    """All three: FedNTD's loss, SCAFFOLD's variates, momentum at the server."""
+
+    server_momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.5
+    """How much of the last rounds' steps is added to this one's."""
+
+    def start(self, weights: Weights) -> Any:
+        """No variate and no velocity yet."""
+        return Moving(weights, trees.zeros(weights.params), trees.zeros(weights.params))
+
+    def broadcast(self, model: Model, server: Any, auxiliary: LocalData | None) -> Any:
+        """The model and the mean variate; the velocity stays."""
+        return scaffold.Server(server.weights, server.variate)
+
+    def aggregate(self, server: Any, ups: Any, cohort: Cohort) -> Any:
+        """SCAFFOLD's step, to which those before it are added."""
+        stepped = super().aggregate(scaffold.Server(server.weights, server.variate), ups, cohort)
+        old, new = server.weights.params, stepped.weights.params
+        velocity = {n: self.server_momentum * v + (new[n] - old[n]) for n, v in server.velocity.items()}
+        moved = {n: old[n] + v for n, v in velocity.items()}
+        return Moving(Weights(moved, stepped.weights.buffers), stepped.variate, velocity)

@@ -7,11 +7,12 @@
 the rest; the test split is not touched. What counts is the mean accuracy over the last tenth of the rounds,
 for one round's goes up and down with its clients. Setting by setting and seed by seed, a candidate stays in
 the race while it is ahead of the best baseline on at least half of the settings that it has played, and of
-the baselines of a setting the best stays; who is in it after three seeds or more is selected. `test` trains
-the selected ones and the best baseline of each setting on the whole training split, for all of the paper's
-rounds, evaluates on the test split, and refuses to look at that a second time. A candidate wins a setting
-when the bootstrap interval of its paired lead is above zero, and deserves to become an algorithm when it
-wins three. What came of it is written to benchmarks/results/.
+the baselines of a setting the best stays. After the first seed the best three go on, and after three seeds
+or more those still in it are selected. `test` trains the selected ones and the best baseline of each
+setting on the whole training split, for all of the paper's rounds, evaluates on the test split, and refuses
+to look at that a second time. A candidate wins a setting when the bootstrap interval of its paired lead is
+above zero, and deserves to become an algorithm when it wins three. What came of it is written to
+benchmarks/results/.
 """
 
 import argparse
@@ -51,6 +52,7 @@ CANDIDATES = {
     "credible ntd": f"{COMBINATIONS}:CredibleNTD",
     "momentum ntd": f"{COMBINATIONS}:MomentumNTD",
     "scaffold ntd": f"{COMBINATIONS}:ScaffoldNTD",
+    "momentum scaffold ntd": f"{COMBINATIONS}:MomentumScaffoldNTD",
     # By itself and together: what each of its parts is worth.
     "calibrated": f"{COMBINATIONS}:SteadyNTD:beta=0,keep=0",
     "averaged": f"{COMBINATIONS}:SteadyNTD:beta=0,calibration=0",
@@ -66,7 +68,7 @@ SEQUENTIAL = {
     "candidates": {"sfedkd 2x5": ("sfedkd", 2), "sfedkd 5x2": ("sfedkd", 5)},
 }
 HELD_OUT = 0.1
-ENOUGH_SEEDS, ENOUGH_WINS = 3, 3
+FINALISTS, ENOUGH_SEEDS, ENOUGH_WINS = 3, 3, 3
 Accuracies = dict[str, dict[str, list[float]]]
 """By setting and method, one of every seed from 0 on."""
 
@@ -154,6 +156,8 @@ def racing(setting: str, found: Accuracies) -> list[str]:
     best = best_baseline(setting, found[setting])
     begun = any(c in played for played in found.values() for c in candidates)
     stay = still_racing(found) if begun else set(candidates)
+    if found[setting]:
+        stay = set(sorted(stay, key=lambda c: mean_lead(leads(found)[c]), reverse=True)[:FINALISTS])
     return [b for b in baselines if best in (None, b)] + [c for c in candidates if c in stay]
 
 
@@ -182,6 +186,11 @@ def leads(accuracies: Accuracies) -> dict[str, dict[str, dict[str, Any]]]:
                 "seeds": d.n,
             }
     return found
+
+
+def mean_lead(by_setting: Mapping[str, Mapping[str, Any]]) -> float:
+    """A candidate's lead, averaged over its settings."""
+    return float(np.mean([d["lead"] for d in by_setting.values()]))
 
 
 def still_racing(accuracies: Accuracies) -> set[str]:

@@ -41,6 +41,7 @@ def run():
         ("SteadyNTD:calibration=0,keep=0,old_teacher=true", "fedntd"),
         ("SteadyNTD:beta=0,calibration=0,keep=0", "fedavg"),
         ("ScaffoldNTD:beta=0", "scaffold"),
+        ("MomentumScaffoldNTD:beta=0,server_momentum=0", "scaffold"),
         (
             "ScaffoldNTD:beta=0,uniform=true,momentum_aware=false",
             "scaffold:uniform=true,momentum_aware=false",
@@ -58,7 +59,8 @@ def test_at_its_edges_a_combination_is_one_of_its_parts(combination, like):
     "combination",
     [
         "ClassWiseNTD", "MomentumNTD", "ScaffoldNTD", "CredibleNTD", "SteadyNTD:calibration=0",
-        "SteadyNTD:keep=0", "SteadyNTD:calibration=0,old_teacher=true", "SteadyNTD:beta=0,keep=0",
+        "SteadyNTD:keep=0", "MomentumScaffoldNTD",
+        "SteadyNTD:calibration=0,old_teacher=true", "SteadyNTD:beta=0,keep=0",
     ],
 )  # fmt: skip
 def test_between_them_it_is_neither(combination):
