@@ -1,18 +1,17 @@
 """Does a combination beat each paper on its own ground? Selected on held-out training data, tested once.
 
     python benchmarks/beyond/run.py select --seeds 3    # resumes; as long as there is time
-    python benchmarks/beyond/run.py test                # once: those that were selected
+    python benchmarks/beyond/run.py test                # once: the one that was selected
 
 `select` sets a tenth of the training split apart (the same for all, a tenth of every class) and trains on
 the rest; the test split is not touched. What counts is the mean accuracy over the last tenth of the rounds,
 for one round's goes up and down with its clients. Setting by setting and seed by seed, a candidate stays in
 the race while it is ahead of the best baseline on at least half of the settings that it has played, and of
 the baselines of a setting the best stays. After the first seed the best three go on, and after three seeds
-or more those still in it are selected. `test` trains the selected ones and the best baseline of each
-setting on the whole training split, for all of the paper's rounds, evaluates on the test split, and refuses
-to look at that a second time. A candidate wins a setting when the bootstrap interval of its paired lead is
-above zero, and deserves to become an algorithm when it wins three. What came of it is written to
-benchmarks/results/.
+or more the best of those still in it is selected. `test` trains it and the best baseline of each setting on
+the whole training split, for all of the paper's rounds, evaluates on the test split, and refuses to look at
+that a second time. A candidate wins a setting when the bootstrap interval of its paired lead is above zero,
+and deserves to become an algorithm when it wins three. What came of it is written to benchmarks/results/.
 """
 
 import argparse
@@ -208,12 +207,14 @@ def still_racing(accuracies: Accuracies) -> set[str]:
     }
 
 
-def selected(accuracies: Accuracies) -> list[str]:
-    """Who is in the race after enough seeds."""
-    found, racing = leads(accuracies), still_racing(accuracies)
-    return [
-        n for n, d in found.items() if n in racing and all(s["seeds"] >= ENOUGH_SEEDS for s in d.values())
+def selected(accuracies: Accuracies) -> str | None:
+    """Of those in the race after enough seeds the one with the largest lead: one is tested, not the luckiest
+    of several."""
+    found = leads(accuracies)
+    enough = [
+        c for c in still_racing(accuracies) if all(d["seeds"] >= ENOUGH_SEEDS for d in found[c].values())
     ]
+    return max(enough, key=lambda c: mean_lead(found[c]), default=None)
 
 
 def wins(by_setting: Mapping[str, Mapping[str, Any]]) -> int:
@@ -228,7 +229,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("select", "test"))
-    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), help=f"also {SEQUENTIAL['setting']}")
+    parser.add_argument(
+        "--settings", nargs="+",
+        help=f"select: in place of {', '.join(SETTINGS)}, also {SEQUENTIAL['setting']}; "
+        "test: play these alone, side by side with others, and conclude nothing yet",
+    )  # fmt: skip
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="fewer: in every setting instead of its own")
     parser.add_argument("--runs", type=Path, default=Path("runs/beyond"))
@@ -238,27 +243,29 @@ def main() -> None:
     parser.add_argument("--precision", default="float32")
     options = parser.parse_args()
     first, last = options.results / "beyond-select.json", options.results / "beyond-test.json"
-    chosen = None
+    settings, chosen = options.settings or list(SETTINGS), None
     if options.what == "test":
         if last.exists():
             raise UserError(f"the test split was looked at once, and {last} says what was seen.")
         raced = read_json(first)
         if not raced["selected"]:
             raise UserError(f"{first} selected nobody: there is nothing to test.")
-        options.settings = list(raced["accuracy"])
         chosen = {
-            s: [str(best_baseline(s, by_method)), *raced["selected"]]
+            s: [str(best_baseline(s, by_method)), raced["selected"]]
             for s, by_method in raced["accuracy"].items()
         }
+        settings = options.settings or list(chosen)
+        if unknown := [s for s in settings if s not in chosen]:
+            raise UserError(f"{first} has no race in {unknown[0]}.")
     how = {"backend": options.backend, "workers": options.workers, "precision": options.precision}
-    found = measure(
-        options.runs, options.settings, chosen, options.seeds, options.rounds, checkpoint_every=5, **how,
-    )  # fmt: skip
+    found = measure(options.runs, settings, chosen, options.seeds, options.rounds, checkpoint_every=5, **how)
     ahead = leads(found)
     said = {"rounds": options.rounds, "accuracy": found, "leads": ahead, **how, "made": environment()}
     if options.what == "select":
         write_json(first, said | {"selected": selected(found)})
-        print("selected:", ", ".join(selected(found)) or "nobody")
+        print("selected:", selected(found) or "nobody")
+    elif chosen is not None and set(settings) < set(chosen):
+        print("played; test without --settings concludes once all of them are.")
     else:
         worthy = [n for n, d in ahead.items() if wins(d) >= ENOUGH_WINS]
         write_json(last, said | {"worthy": worthy})

@@ -1,6 +1,7 @@
 """Combinations are what they are made of at the edges, and are chosen without looking at the test split."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -136,11 +137,11 @@ def test_selection_and_wins_ask_for_three_seeds_and_the_better_baseline(run):
     assert leads["scaffold ntd"][SHARDS]["over"] == "fedntd"
     assert leads["scaffold ntd"][SHARDS]["lead"] == pytest.approx(0.01)
     assert leads["class-wise ntd"][SHARDS]["seeds"] == 1
-    assert run.selected(raced) == ["scaffold ntd"]  # ahead on one of two
+    assert run.selected(raced) == "scaffold ntd"  # ahead on one of two
     assert run.wins(leads["scaffold ntd"]) == 1
     few = {SHARDS: {"fedavg": two, "scaffold ntd": [a + 0.3 for a in two]}}
     assert run.still_racing(few) == {"scaffold ntd"}
-    assert run.selected(few) == []
+    assert run.selected(few) is None
     assert run.wins(run.leads(few)["scaffold ntd"]) == 0
 
 
@@ -180,7 +181,7 @@ def test_a_race_plays_on_with_those_ahead_and_the_best_baseline(run, monkeypatch
                 "fedntd",
                 "class-wise ntd",
             ]
-    assert run.selected(found) == ["class-wise ntd"]
+    assert run.selected(found) == "class-wise ntd"
     played.clear()
     run.measure(tmp_path, [SHARDS], {SHARDS: ["fedntd", "class-wise ntd"]}, 2, 20)
     assert [n for _, n, seed in played if seed == 1] == ["fedntd", "class-wise ntd"]
@@ -208,6 +209,37 @@ def test_the_test_split_is_looked_at_once(run, monkeypatch, tmp_path):
     with pytest.raises(UserError, match="looked at once"):
         run.main()
     (tmp_path / "beyond-test.json").unlink()
-    (tmp_path / "beyond-select.json").write_text('{"selected": [], "accuracy": {}}')
+    (tmp_path / "beyond-select.json").write_text('{"selected": null, "accuracy": {}}')
     with pytest.raises(UserError, match="selected nobody"):
+        run.main()
+
+
+def test_some_settings_alone_conclude_nothing(run, monkeypatch, tmp_path, capsys):
+    three = [0.5, 0.51, 0.52]
+    raced = {s: {"fedavg": [0.1], "fedntd": three, "scaffold ntd": [0.6] * 3} for s in (SHARDS, SKEW)}
+    asked = []
+
+    def measured(runs, settings, chosen, seeds, rounds, **how):
+        asked.append({s: chosen[s] for s in settings})
+        return {s: {"fedntd": three, "scaffold ntd": [0.6, 0.61, 0.62]} for s in settings}
+
+    monkeypatch.setattr(run, "measure", measured)
+    (tmp_path / "beyond-select.json").write_text(
+        json.dumps({"selected": run.selected(raced), "accuracy": raced})
+    )
+    command = ["run.py", "test", "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*command, "--settings", SKEW])
+    run.main()
+    assert asked == [{SKEW: ["fedntd", "scaffold ntd"]}]
+    assert not (tmp_path / "beyond-test.json").exists()
+    monkeypatch.setattr(sys, "argv", command)
+    run.main()
+    assert set(asked[1]) == {SHARDS, SKEW}
+    said = json.loads((tmp_path / "beyond-test.json").read_text())
+    assert said["leads"]["scaffold ntd"][SKEW]["lead"] == pytest.approx(0.1)
+    assert said["worthy"] == []  # two wins, and it takes three
+    assert "nobody" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*command, "--settings", "fedntd/table1:mnist/shard2"])
+    (tmp_path / "beyond-test.json").unlink()
+    with pytest.raises(UserError, match="no race in"):
         run.main()
