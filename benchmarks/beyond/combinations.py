@@ -135,6 +135,22 @@ class Calibrated(NamedTuple):
     log_prior: Tensor  # [C]
 
 
+def log_prior(data: LocalData, like: Weights) -> Tensor:
+    """log((n_c + 1) / (n + C)) of a client's classes: its label distribution with one more of each."""
+    counts = data.counts.double() + 1
+    return (counts / counts.sum()).log().to(next(iter(like.params.values())))
+
+
+def calibrated_loss(ntd: FedNTD, model: Student, params: Params, anchor: Any, batch: Batch) -> Tensor:
+    """FedNTD's loss with ``anchor.log_prior`` added to the logits of cross-entropy."""
+    student = model(params, batch.x)
+    total = cross_entropy(student + anchor.log_prior, batch.y)
+    if ntd.beta:
+        teacher = model.frozen(anchor.weights, batch.x)
+        total = total + ntd.beta * ntd.distil(teacher, student, batch.y)
+    return batch.mean(total)
+
+
 @dataclass(frozen=True)
 class SteadyNTD(FedNTD):
     """FedNTD without two things that make it forget: lopsided labels, and what a round happened to draw.
@@ -164,19 +180,14 @@ class SteadyNTD(FedNTD):
 
     def prepare(self, model: Model, down: Any, memory: Any, data: LocalData) -> Calibrated:
         """The teacher and the client's own label distribution, with one example more of each class."""
-        counts = data.counts.double() + 1
-        like = next(iter(down.weights.params.values()))
-        log_prior = self.calibration * (counts / counts.sum()).log().to(like)
-        return Calibrated(down.teacher if self.old_teacher else down.weights, log_prior)
+        return Calibrated(
+            down.teacher if self.old_teacher else down.weights,
+            self.calibration * log_prior(data, down.weights),
+        )
 
     def loss(self, model: Student, params: Params, anchor: Any, batch: Batch) -> Tensor:
         """Cross-entropy of the adjusted logits plus the not-true term of those as they are."""
-        student = model(params, batch.x)
-        total = cross_entropy(student + anchor.log_prior, batch.y)
-        if self.beta:
-            teacher = model.frozen(anchor.weights, batch.x)
-            total = total + self.beta * self.distil(teacher, student, batch.y)
-        return batch.mean(total)
+        return calibrated_loss(self, model, params, anchor, batch)
 
     def aggregate(self, server: Any, ups: Any, cohort: Cohort) -> Any:
         """Average over clients, then over rounds."""
@@ -228,3 +239,32 @@ class MomentumScaffoldNTD(ScaffoldNTD):
         velocity = {n: self.server_momentum * v + (new[n] - old[n]) for n, v in server.velocity.items()}
         moved = {n: old[n] + v for n, v in velocity.items()}
         return Moving(Weights(moved, stepped.weights.buffers), stepped.variate, velocity)
+
+
+class CalibratedShift(NamedTuple):
+    """What a client holds on to while it trains."""
+
+    weights: Weights
+    shift: Params
+    log_prior: Tensor  # [C]
+
+
+@dataclass(frozen=True)
+class CalibratedScaffoldNTD(ScaffoldNTD):
+    """FedNTD and SCAFFOLD with a client's own label distribution taken out of its cross-entropy (SteadyNTD).
+
+    Calibration removes the pull of labels that a client has too many of or not at all, variates what is
+    left of the drift.
+    """
+
+    calibration: Annotated[float, UNIT] = 1.0
+    """How far a client's labels are taken out of its cross-entropy; 0: not at all."""
+
+    def prepare(self, model: Model, down: Any, memory: Any, data: LocalData) -> Any:
+        """The difference of the variates and the client's own label distribution."""
+        anchor = super().prepare(model, down, memory, data)
+        return CalibratedShift(*anchor, self.calibration * log_prior(data, down.weights))
+
+    def loss(self, model: Student, params: Params, anchor: Any, batch: Batch) -> Tensor:
+        """Cross-entropy of the adjusted logits plus the not-true term of those as they are."""
+        return calibrated_loss(self, model, params, anchor, batch)

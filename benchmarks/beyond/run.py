@@ -52,6 +52,8 @@ CANDIDATES = {
     "momentum ntd": f"{COMBINATIONS}:MomentumNTD",
     "scaffold ntd": f"{COMBINATIONS}:ScaffoldNTD",
     "momentum scaffold ntd": f"{COMBINATIONS}:MomentumScaffoldNTD",
+    "calibrated scaffold": f"{COMBINATIONS}:CalibratedScaffoldNTD:beta=0",
+    "calibrated scaffold ntd": f"{COMBINATIONS}:CalibratedScaffoldNTD",
     # By itself and together: what each of its parts is worth.
     "calibrated": f"{COMBINATIONS}:SteadyNTD:beta=0,keep=0",
     "averaged": f"{COMBINATIONS}:SteadyNTD:beta=0,calibration=0",

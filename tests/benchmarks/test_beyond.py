@@ -43,6 +43,7 @@ def run():
         ("SteadyNTD:beta=0,calibration=0,keep=0", "fedavg"),
         ("ScaffoldNTD:beta=0", "scaffold"),
         ("MomentumScaffoldNTD:beta=0,server_momentum=0", "scaffold"),
+        ("CalibratedScaffoldNTD:beta=0,calibration=0", "scaffold"),
         (
             "ScaffoldNTD:beta=0,uniform=true,momentum_aware=false",
             "scaffold:uniform=true,momentum_aware=false",
@@ -60,7 +61,7 @@ def test_at_its_edges_a_combination_is_one_of_its_parts(combination, like):
     "combination",
     [
         "ClassWiseNTD", "MomentumNTD", "ScaffoldNTD", "CredibleNTD", "SteadyNTD:calibration=0",
-        "SteadyNTD:keep=0", "MomentumScaffoldNTD",
+        "SteadyNTD:keep=0", "MomentumScaffoldNTD", "CalibratedScaffoldNTD",
         "SteadyNTD:calibration=0,old_teacher=true", "SteadyNTD:beta=0,keep=0",
     ],
 )  # fmt: skip
