@@ -54,6 +54,7 @@ CANDIDATES = {
     "momentum scaffold ntd": f"{COMBINATIONS}:MomentumScaffoldNTD",
     "calibrated scaffold": f"{COMBINATIONS}:CalibratedScaffoldNTD:beta=0",
     "calibrated scaffold ntd": f"{COMBINATIONS}:CalibratedScaffoldNTD",
+    "half-calibrated scaffold ntd": f"{COMBINATIONS}:CalibratedScaffoldNTD:calibration=0.5",
     # By itself and together: what each of its parts is worth.
     "calibrated": f"{COMBINATIONS}:SteadyNTD:beta=0,keep=0",
     "averaged": f"{COMBINATIONS}:SteadyNTD:beta=0,calibration=0",
