@@ -232,6 +232,23 @@ def test_what_was_not_measured_is_made_anew_beside_the_finished_run(tmp_path):
     assert plan(t, [cell], [0], Results([seen]), tmp_path) == []
 
 
+def test_a_run_counts_for_what_is_asked_as_precisely_or_less(tmp_path):
+    cell = TABLE1.cell("cifar10/shard2", "fedavg")
+    measured = {"alignment": {}}
+    coarse = outcome(cell, [50.0] * 200, precision="bfloat16", measures=measured)
+    fine = outcome(cell, [50.0] * 200, measures=measured)
+    for done, asked, runs in (
+        (coarse, "bfloat16", 0),
+        (coarse, "float32", 1),
+        (fine, "bfloat16", 0),
+        (fine, "float32", 0),
+        (fine, "float64", 1),
+    ):
+        plans = plan(TABLE1, [cell], [0], Results([done]), tmp_path, precision=asked)
+        assert len(plans) == runs
+        assert all(p.config.precision == asked for p in plans)
+
+
 def test_seeds_are_one_stack_where_they_are_vectorised(tmp_path):
     cells = TABLE1.choose(["cifar10/shard2"], ["fedavg", "fedntd"])
     for backend, sizes in (("vectorised", [3, 3]), ("vectorised:chunk=4", [3, 3]), ("processes", [1] * 6)):

@@ -16,7 +16,16 @@ from fedrecall.data.datasets import Dataset
 from fedrecall.errors import Diverged, UserError
 from fedrecall.experiment import Experiment, Sink, device_of, environment
 from fedrecall.papers.paper import Cell, Table, Variant
-from fedrecall.papers.results import Keeper, Outcome, Results, identity, of_run, run_folder, save
+from fedrecall.papers.results import (
+    Keeper,
+    Outcome,
+    Results,
+    identity,
+    of_run,
+    precise_enough,
+    run_folder,
+    save,
+)
 from fedrecall.reports.runs import Run
 
 Say = Callable[[str], None]
@@ -55,7 +64,7 @@ def plan(
     variant: Variant | None = None,
     **changes: Any,
 ) -> list[Plan]:
-    """The runs that are missing: one seed of every cell first, then the next one.
+    """The runs that are missing, at this precision: one seed of every cell first, then the next one.
 
     ``changes`` are config values that say how to compute, and ``rounds``.
     """
@@ -69,6 +78,8 @@ def plan(
     for config, served in wanted.values():
         folder = run_folder(config, out)
         found = results.of(config).get(config.seed)
+        if found is not None and not precise_enough(found.config, config):
+            found = None
         if found is not None and (found.failed is not None or found.done >= config.rounds):
             if found.failed is not None or needed <= found.measures.keys():
                 continue

@@ -27,6 +27,8 @@ FOLDER = Path("benchmarks/results/reproduction")
 FORMAT = "fedrecall reproduction 1"
 PAUSE = 5.0
 """Least seconds from one replacement of a file to the next."""
+PRECISIONS = ("bfloat16", "float32", "float64")
+"""From the coarsest to the finest."""
 APART = (*ELSEWHERE, "seed", "rounds", "precision")
 """What does not make it another experiment: the seed, how far, and how it was computed."""
 KEPT_OF_START = ("versions", "python", "platform", "cpu", "gpu", "threads", "git", "started")
@@ -251,8 +253,13 @@ def _subject(config: Config) -> tuple[str, str]:
     return config.dataset["name"], config.algorithm["name"]
 
 
+def precise_enough(found: Config, wanted: Config) -> bool:
+    """Whether one was computed at least as precisely as another is to be."""
+    return PRECISIONS.index(found.precision) >= PRECISIONS.index(wanted.precision)
+
+
 def _rank(found: Outcome) -> tuple[int, int]:
-    return found.done, ("bfloat16", "float32", "float64").index(found.config.precision)
+    return found.done, PRECISIONS.index(found.config.precision)
 
 
 def of_run(folder: Path) -> Outcome:
