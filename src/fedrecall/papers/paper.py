@@ -84,7 +84,7 @@ class Cell:
 
     def config(self, seed: int = 0, variant: Variant | None = None, **changes: Any) -> Config:
         """The paper's setup with this seed; ``changes`` are plain config values."""
-        settings = self._settings(variant)
+        settings = self._settings_with(variant)
         if changes:
             return _config({**settings, **changes, "seed": seed})
         key = self.key, seed, variant.name if variant else None
@@ -92,7 +92,7 @@ class Cell:
             _made[key] = _config({**settings, "seed": seed})
         return _made[key]
 
-    def _settings(self, variant: Variant | None) -> Settings:
+    def _settings_with(self, variant: Variant | None) -> Settings:
         if variant is None:
             return self.settings
         settings = dict(self.settings)
