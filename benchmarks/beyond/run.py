@@ -253,6 +253,8 @@ def main() -> None:
         raced = read_json(first)
         if not raced["selected"]:
             raise UserError(f"{first} selected nobody: there is nothing to test.")
+        if options.seeds < ENOUGH_SEEDS and not options.settings:
+            raise UserError(f"the single look at the test split is worth {ENOUGH_SEEDS} seeds or more.")
         chosen = {
             s: [str(best_baseline(s, by_method)), raced["selected"]]
             for s, by_method in raced["accuracy"].items()

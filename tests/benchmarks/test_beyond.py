@@ -213,6 +213,11 @@ def test_the_test_split_is_looked_at_once(run, monkeypatch, tmp_path):
     (tmp_path / "beyond-select.json").write_text('{"selected": null, "accuracy": {}}')
     with pytest.raises(UserError, match="selected nobody"):
         run.main()
+    (tmp_path / "beyond-select.json").write_text('{"selected": "scaffold ntd", "accuracy": {}}')
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--seeds", "2"])
+    with pytest.raises(UserError, match="3 seeds or more"):
+        run.main()
+    assert not (tmp_path / "beyond-test.json").exists()
 
 
 def test_some_settings_alone_conclude_nothing(run, monkeypatch, tmp_path, capsys):
