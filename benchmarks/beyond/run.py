@@ -2,6 +2,7 @@
 
     python benchmarks/beyond/run.py select --seeds 3    # resumes; as long as there is time
     python benchmarks/beyond/run.py test                # once: the one that was selected
+    python benchmarks/beyond/run.py show                # what both found, as tables
 
 `select` sets a tenth of the training split apart (the same for all, a tenth of every class) and trains on
 the rest; the test split is not touched. What counts is the mean accuracy over the last tenth of the rounds,
@@ -227,11 +228,33 @@ def wins(by_setting: Mapping[str, Mapping[str, Any]]) -> int:
     )
 
 
+def shown(said: Mapping[str, Any]) -> str:
+    """A race or a test as a table: who has played enough seeds beside the best baseline."""
+    lines = [
+        "| setting | best baseline | method | its lead, with its 95 % interval | seeds |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, by_setting in said["leads"].items():
+        if any(d["seeds"] < ENOUGH_SEEDS for d in by_setting.values()):
+            continue
+        for setting, d in by_setting.items():
+            two = [f"{n} {percent(said['accuracy'][setting][n])}" for n in (d["over"], name)]
+            lead = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*(100 * d[k] for k in ("lead", "low", "high")))
+            lines.append(f"| {setting} | {two[0]} | {two[1]} | {lead} | {d['seeds']} |")
+    return "\n".join(lines) + "\n"
+
+
+def percent(accuracies: list[float]) -> str:
+    """Mean and standard deviation over seeds."""
+    values = 100 * np.array(accuracies)
+    return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("select", "test"))
+    parser.add_argument("what", choices=("select", "test", "show"))
     parser.add_argument(
         "--settings", nargs="+",
         help=f"select: in place of {', '.join(SETTINGS)}, also {SEQUENTIAL['setting']}; "
@@ -246,6 +269,9 @@ def main() -> None:
     parser.add_argument("--precision", default="float32")
     options = parser.parse_args()
     first, last = options.results / "beyond-select.json", options.results / "beyond-test.json"
+    if options.what == "show":
+        print("\n".join(shown(read_json(file)) for file in (first, last) if file.exists()))
+        return
     settings, chosen = options.settings or list(SETTINGS), None
     if options.what == "test":
         if last.exists():

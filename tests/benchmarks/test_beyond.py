@@ -249,3 +249,21 @@ def test_some_settings_alone_conclude_nothing(run, monkeypatch, tmp_path, capsys
     (tmp_path / "beyond-test.json").unlink()
     with pytest.raises(UserError, match="no race in"):
         run.main()
+
+
+def test_what_was_found_is_shown_as_a_table_of_those_with_enough_seeds(run, monkeypatch, tmp_path, capsys):
+    raced = {
+        SHARDS: {
+            "fedntd": [0.50, 0.52, 0.51],
+            "scaffold ntd": [0.53, 0.54, 0.55],
+            "class-wise ntd": [0.7],
+        }
+    }
+    (tmp_path / "beyond-select.json").write_text(json.dumps({"accuracy": raced, "leads": run.leads(raced)}))
+    monkeypatch.setattr(sys, "argv", ["run.py", "show", "--results", str(tmp_path)])
+    run.main()
+    *_, row = capsys.readouterr().out.strip().splitlines()
+    cells = [c.strip() for c in row.strip("|").split("|")]
+    assert cells[:3] == [SHARDS, "fedntd 51.00 ± 1.00", "scaffold ntd 54.00 ± 1.00"]
+    assert cells[3].startswith("+3.00 [+2.00, +")
+    assert cells[4] == "3"
