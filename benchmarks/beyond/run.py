@@ -270,6 +270,8 @@ def main() -> None:
     options = parser.parse_args()
     first, last = options.results / "beyond-select.json", options.results / "beyond-test.json"
     if options.what == "show":
+        if not first.exists():
+            raise UserError(f"{first} is not there yet: select writes it.")
         print("\n".join(shown(read_json(file)) for file in (first, last) if file.exists()))
         return
     settings, chosen = options.settings or list(SETTINGS), None

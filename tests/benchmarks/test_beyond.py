@@ -259,8 +259,10 @@ def test_what_was_found_is_shown_as_a_table_of_those_with_enough_seeds(run, monk
             "class-wise ntd": [0.7],
         }
     }
-    (tmp_path / "beyond-select.json").write_text(json.dumps({"accuracy": raced, "leads": run.leads(raced)}))
     monkeypatch.setattr(sys, "argv", ["run.py", "show", "--results", str(tmp_path)])
+    with pytest.raises(UserError, match="select writes it"):
+        run.main()
+    (tmp_path / "beyond-select.json").write_text(json.dumps({"accuracy": raced, "leads": run.leads(raced)}))
     run.main()
     *_, row = capsys.readouterr().out.strip().splitlines()
     cells = [c.strip() for c in row.strip("|").split("|")]
