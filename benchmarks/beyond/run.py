@@ -74,6 +74,8 @@ HELD_OUT = 0.1
 FINALISTS, ENOUGH_SEEDS, ENOUGH_WINS = 3, 3, 3
 Accuracies = dict[str, dict[str, list[float]]]
 """By setting and method, one of every seed from 0 on."""
+Curves = dict[str, dict[str, list[list[float]]]]
+"""The same by tenths of the rounds."""
 
 
 def held_out(dataset: Dataset, share: float = HELD_OUT) -> Dataset:
@@ -116,10 +118,11 @@ def methods(setting: str) -> tuple[list[str], list[str]]:
     return list(BASELINES), list(CANDIDATES)
 
 
-def level(accuracies: Iterable[float]) -> float:
-    """The mean over the last tenth of the rounds."""
+def tenths(accuracies: Iterable[float]) -> list[float]:
+    """The mean over every tenth of the rounds; the last one, the level, is what counts."""
     values = list(accuracies)
-    return float(np.mean(values[-max(1, len(values) // 10) :]))
+    size = max(1, len(values) // 10)
+    return [float(np.mean(values[end - size : end])) for end in range(len(values), size - 1, -size)][::-1]
 
 
 def measure(
@@ -129,10 +132,11 @@ def measure(
     seeds: int,
     rounds: int | None,
     **how: object,
-) -> Accuracies:
-    """The accuracy by setting, method and seed: of who is in the race, on held-out training data, or of
-    those ``chosen`` for each setting, on the test split."""
+) -> tuple[Accuracies, Curves]:
+    """The level by setting, method and seed, and the way there: of who is in the race, on held-out training
+    data, or of those ``chosen`` for each setting, on the test split."""
     found: Accuracies = {s: {} for s in settings}
+    curves: Curves = {s: {} for s in settings}
     test = chosen is not None
     for seed in range(seeds):
         for setting in settings:
@@ -145,12 +149,12 @@ def measure(
                 place = setting.replace(":", "/"), name.replace(" ", "-"), f"seed{seed}"
                 folder = runs.joinpath("test" if test else "select", *place)
                 result = Experiment(config_, folder, resume=True, dataset=data).run()
-                played = list(result.history)[: config_.rounds]  # it may have gone further before
-                accuracy = level(r["accuracy"] for r in played)
-                found[setting].setdefault(name, []).append(accuracy)
+                curve = tenths(r["accuracy"] for r in result.history)
+                curves[setting].setdefault(name, []).append(curve)
+                found[setting].setdefault(name, []).append(curve[-1])
                 split = "test" if test else "held out"
-                print(f"{split} {setting} {name} seed {seed}: {accuracy:.2%}", flush=True)
-    return found
+                print(f"{split} {setting} {name} seed {seed}: {curve[-1]:.2%}", flush=True)
+    return found, curves
 
 
 def racing(setting: str, found: Accuracies) -> list[str]:
@@ -229,18 +233,35 @@ def wins(by_setting: Mapping[str, Mapping[str, Any]]) -> int:
 
 
 def shown(said: Mapping[str, Any]) -> str:
-    """A race or a test as a table: who has played enough seeds beside the best baseline."""
+    """A race or a test as tables: who has played enough seeds beside the best baseline, at the end and on
+    the way there."""
+    found = [
+        (name, setting, d)
+        for name, by_setting in said["leads"].items()
+        for setting, d in by_setting.items()
+        if all(d["seeds"] >= ENOUGH_SEEDS for d in by_setting.values())
+    ]
     lines = [
         "| setting | best baseline | method | its lead, with its 95 % interval | seeds |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for name, by_setting in said["leads"].items():
-        if any(d["seeds"] < ENOUGH_SEEDS for d in by_setting.values()):
-            continue
-        for setting, d in by_setting.items():
-            two = [f"{n} {percent(said['accuracy'][setting][n])}" for n in (d["over"], name)]
-            lead = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*(100 * d[k] for k in ("lead", "low", "high")))
-            lines.append(f"| {setting} | {two[0]} | {two[1]} | {lead} | {d['seeds']} |")
+    for name, setting, d in found:
+        two = [f"{n} {percent(said['accuracy'][setting][n])}" for n in (d["over"], name)]
+        lead = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*(100 * d[k] for k in ("lead", "low", "high")))
+        lines.append(f"| {setting} | {two[0]} | {two[1]} | {lead} | {d['seeds']} |")
+    if curves := said.get("tenths"):
+        ahead = [
+            100 * (np.array(curves[setting][name]) - curves[setting][d["over"]][: d["seeds"]]).mean(0)
+            for name, setting, d in found
+        ]
+        columns = max(map(len, ahead), default=0)
+        lines += [
+            "",
+            "| its mean lead by tenths of the rounds |" + " |" * columns,
+            "| --- |" + " --- |" * columns,
+        ]
+        for (name, setting, _), values in zip(found, ahead, strict=True):
+            lines.append(f"| {setting}, {name} |" + "".join(f" {v:+.1f} |" for v in values))
     return "\n".join(lines) + "\n"
 
 
@@ -291,9 +312,12 @@ def main() -> None:
         if unknown := [s for s in settings if s not in chosen]:
             raise UserError(f"{first} has no race in {unknown[0]}.")
     how = {"backend": options.backend, "workers": options.workers, "precision": options.precision}
-    found = measure(options.runs, settings, chosen, options.seeds, options.rounds, checkpoint_every=5, **how)
+    found, curves = measure(
+        options.runs, settings, chosen, options.seeds, options.rounds, checkpoint_every=5, **how
+    )
     ahead = leads(found)
-    said = {"rounds": options.rounds, "accuracy": found, "leads": ahead, **how, "made": environment()}
+    said = {"rounds": options.rounds, "accuracy": found, "leads": ahead, "tenths": curves}
+    said |= {**how, "made": environment()}
     if options.what == "select":
         write_json(first, said | {"selected": selected(found)})
         print("selected:", selected(found) or "nobody")

@@ -147,8 +147,9 @@ def test_selection_and_wins_ask_for_three_seeds_and_the_better_baseline(run):
 
 
 def test_what_counts_is_the_level_of_the_last_tenth_of_the_rounds(run):
-    assert run.level([0.0] * 18 + [0.4, 0.6]) == pytest.approx(0.5)
-    assert run.level([0.1, 0.7]) == 0.7
+    assert run.tenths([0.0] * 16 + [0.1, 0.2, 0.4, 0.6]) == pytest.approx([0.0] * 8 + [0.15, 0.5])
+    assert run.tenths([0.1, 0.7]) == [0.1, 0.7]
+    assert run.tenths([0.9] + [0.1, 0.3] * 10)[0] == pytest.approx(0.2)  # the remainder is at the beginning
 
 
 def test_a_race_plays_on_with_those_ahead_and_the_best_baseline(run, monkeypatch, tmp_path):
@@ -171,7 +172,7 @@ def test_a_race_plays_on_with_those_ahead_and_the_best_baseline(run, monkeypatch
 
     monkeypatch.setattr(run, "Experiment", Played)
     monkeypatch.setattr(run, "load", lambda _: load("synthetic:classes=4,train=400,test=40,size=5"))
-    found = run.measure(tmp_path, [SHARDS, SKEW], None, 3, 20)
+    found, curves = run.measure(tmp_path, [SHARDS, SKEW], None, 3, 20)
     everybody = {*run.BASELINES, *run.CANDIDATES}
     assert {n for s, n, seed in played if (s, seed) == (SHARDS, 0)} == everybody
     # Who was behind in the first setting does not play the second one.
@@ -183,6 +184,7 @@ def test_a_race_plays_on_with_those_ahead_and_the_best_baseline(run, monkeypatch
                 "class-wise ntd",
             ]
     assert run.selected(found) == "class-wise ntd"
+    assert curves[SKEW]["fedntd"] == [[pytest.approx(0.5)] * 10] * 3
     played.clear()
     run.measure(tmp_path, [SHARDS], {SHARDS: ["fedntd", "class-wise ntd"]}, 2, 20)
     assert [n for _, n, seed in played if seed == 1] == ["fedntd", "class-wise ntd"]
@@ -227,7 +229,10 @@ def test_some_settings_alone_conclude_nothing(run, monkeypatch, tmp_path, capsys
 
     def measured(runs, settings, chosen, seeds, rounds, **how):
         asked.append({s: chosen[s] for s in settings})
-        return {s: {"fedntd": three, "scaffold ntd": [0.6, 0.61, 0.62]} for s in settings}
+        found = {s: {"fedntd": three, "scaffold ntd": [0.6, 0.61, 0.62]} for s in settings}
+        return found, {
+            s: {n: [[0.0, v] for v in by_seed] for n, by_seed in d.items()} for s, d in found.items()
+        }
 
     monkeypatch.setattr(run, "measure", measured)
     (tmp_path / "beyond-select.json").write_text(
@@ -269,3 +274,10 @@ def test_what_was_found_is_shown_as_a_table_of_those_with_enough_seeds(run, monk
     assert cells[:3] == [SHARDS, "fedntd 51.00 ± 1.00", "scaffold ntd 54.00 ± 1.00"]
     assert cells[3].startswith("+3.00 [+2.00, +")
     assert cells[4] == "3"
+    ways = {"fedntd": [[0.1, 0.50], [0.2, 0.52], [0.3, 0.51]], "scaffold ntd": [[0.4, 0.53]] * 3}
+    only = {SHARDS: {n: raced[SHARDS][n] for n in ways}}
+    said = {"accuracy": only, "leads": run.leads(only), "tenths": {SHARDS: ways}}
+    (tmp_path / "beyond-select.json").write_text(json.dumps(said))
+    run.main()
+    *_, row = capsys.readouterr().out.strip().splitlines()
+    assert row == f"| {SHARDS}, scaffold ntd | +20.0 | +2.0 |"
