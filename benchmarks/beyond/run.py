@@ -119,10 +119,12 @@ def methods(setting: str) -> tuple[list[str], list[str]]:
 
 
 def tenths(accuracies: Iterable[float]) -> list[float]:
-    """The mean over every tenth of the rounds; the last one, the level, is what counts."""
+    """The mean over every tenth of the rounds; the last one, the level, is what counts. A remainder of rounds
+    is left out at the beginning."""
     values = list(accuracies)
     size = max(1, len(values) // 10)
-    return [float(np.mean(values[end - size : end])) for end in range(len(values), size - 1, -size)][::-1]
+    ends = range(len(values), size - 1, -size)[:10]
+    return [float(np.mean(values[end - size : end])) for end in reversed(ends)]
 
 
 def measure(
