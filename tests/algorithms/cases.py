@@ -52,6 +52,7 @@ CASES = [
     Case("fedlsd", equals={"alpha": 0}, teacher=True),
     Case("fedavgm", equals={"beta": 0}),
     Case("fednova"),
+    Case("fednova:recoil=true"),
     Case("scaffold"),
     Case("scaffold:momentum_aware=false,uniform=true"),
     Case("feddyn"),
