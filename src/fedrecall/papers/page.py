@@ -86,6 +86,22 @@ the same classes and the same clients; what is then left to differ are the initi
 the code. Curves that were compared are in `benchmarks/results/arbiter.json`.
 """
 
+UPDATES = """### Update for update
+
+    python benchmarks/arbiter/updates.py --code /tmp/arbiter/code
+
+plays {rounds} rounds of each of its algorithms ({code}) and of ours in float64 with the same clients,
+mini-batches and initial model, so that nothing is left to chance. The gap is the largest distance between the
+two models of a round, layer by layer, relative to the way from the initial one; beside it is ours' from
+FedAvg, what the algorithm itself amounts to.
+
+| its | settings | ours | gap | from FedAvg | |
+| --- | --- | --- | --- | --- | --- |
+{rows}
+
+So where a published level is not reproduced and the gap is nothing, it is not for the algorithm's updates.
+"""
+
 
 def render(folder: Path = FOLDER) -> str:
     """The page."""
@@ -99,8 +115,20 @@ def render(folder: Path = FOLDER) -> str:
         parts.append("Switches (`--switch NAME`), for what it leaves open:\n")
         parts.append("\n".join(f"- `{v.name}`: {v.about}" for v in paper.variants.values()) + "\n")
         parts += [_table(paper, t, results, why) for t in paper.tables.values()]
-    parts.append(ARBITER)
+    parts += [ARBITER, *_updates(folder.parent / "arbiter-updates.json")]
     return "\n".join(parts)
+
+
+def _updates(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    found = files.read_json(path)
+    rows = [
+        f"| {c['theirs']} | {', '.join(f'{k} = {v}' for k, v in c['params'].items())} | `{c['ours']}` "
+        f"| {c['gap']:.0e} | {c['from_fedavg']:.0e} | {c['note']} |"
+        for c in found["cases"]
+    ]
+    return [UPDATES.format(rounds=found["rounds"], code=found["code"], rows="\n".join(rows))]
 
 
 def notes(folder: Path) -> dict[str, str]:
