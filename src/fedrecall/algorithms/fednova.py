@@ -51,9 +51,8 @@ class FedNova(FedAvg):
     recoil: bool = False
     """Take from every gradient the client's own mean one of its last visit.
 
-    This is half of that paper's variance reduction, the other half of which (adding the mean over all
-    clients) stays zero in the code that FedNTD's authors released and so, by all signs, in the numbers
-    that are published for FedNova there.
+    This is half of that paper's variance reduction. The other half, adding the mean over all clients,
+    stays zero in the code that FedNTD's authors released, whose configuration switches it on.
     """
 
     def remember(self, weights: Weights) -> Any:
