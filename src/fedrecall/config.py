@@ -61,6 +61,8 @@ class Config:
     """Seed of everything random."""
     partition_seed: Annotated[int | None, NON_NEGATIVE] = None
     """Seed of the partition alone; by default the run's seed."""
+    global_seed: Annotated[int | None, NON_NEGATIVE] = None
+    """Seed with which released code (FedNTD's, FedML's) deals shards and lda; it draws clients as they do."""
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
     """Arithmetic of training; bfloat16 keeps the weights themselves in float32."""
     evaluate_every: Annotated[int, AT_LEAST_ONE] = 1
@@ -103,6 +105,13 @@ class Config:
                 "normalisation = 'data' lets each client's data change every client's inputs, which "
                 f"{self.algorithm['name']} does not protect: leave it out, or say fixed."
             )
+        if self.global_seed is not None and self.partition_seed is not None:
+            raise UserError("global_seed deals the partition by itself: leave partition_seed out.")
+        if self.global_seed is not None and protects:
+            raise UserError(
+                "global_seed draws clients that everybody can foresee, which hides nobody: leave it out with "
+                f"{self.algorithm['name']}."
+            )
         object.__setattr__(self, "sample", _count_or_share(self.sample, self.clients))
         if self.sampled > self.clients:
             raise UserError(f"sample = {self.sample} of {self.clients} clients: there are not that many.")
@@ -117,6 +126,12 @@ class Config:
         if isinstance(self.sample, float):
             return max(1, round(self.sample * self.clients))
         return self.sample
+
+    @property
+    def dealing_seed(self) -> int:
+        """The seed of who holds which example."""
+        chosen = (self.global_seed, self.partition_seed, self.seed)
+        return next(s for s in chosen if s is not None)
 
 
 def _count_or_share(sample: float, clients: int) -> int | float:

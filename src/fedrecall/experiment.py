@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from fedrecall import config as configs
-from fedrecall import files, rounds, streams, trees
+from fedrecall import files, global_draws, rounds, streams, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.backends import open_backend
@@ -327,7 +327,11 @@ class Experiment:
             self.memories,
             self.federation.auxiliary,
             population=len(self.federation),
-            sampled=rounds.sample(len(self.federation), config.sampled, seed, number),
+            sampled=(
+                rounds.sample(len(self.federation), config.sampled, seed, number)
+                if config.global_seed is None
+                else global_draws.clients(len(self.federation), config.sampled, number)
+            ),
             chain_count=self._chain_count,
             round_number=number,
         )
@@ -483,7 +487,7 @@ def federate(
 ) -> Federation:
     """Divide the data set as the config says, or as the run folder has it, on the config's device."""
     labels = dataset.train.y.cpu().numpy()
-    seed = config.seed if config.partition_seed is None else config.partition_seed
+    seed = config.dealing_seed
     per_class = config.auxiliary_per_class
     per_class = algorithm.auxiliary_per_class if per_class is None else per_class
     if per_class < algorithm.auxiliary_per_class:
@@ -500,7 +504,8 @@ def federate(
         if len(parts) != config.clients:
             raise UserError(f"{saved} is of {len(parts)} clients, but the run has {config.clients}.")
     else:
-        split = PARTITIONS.make(config.partition).split(labels[rest], config.clients, seed)
+        partition = PARTITIONS.make(config.partition)
+        split = partition.split(labels[rest], config.clients, seed, config.global_seed)
         parts = [rest[part] for part in split]
     augmentation = Augmentation.parse(config.augmentation or "none")
     tested = Augmentation.parse(config.test_augmentation)

@@ -31,7 +31,7 @@ _PANELS = {
         "auxiliary_per_class",
     ),
     "Training": ("algorithm", "model", "rounds", *(f.name for f in specs.fields(Recipe)), "precision"),
-    "Randomness": ("seed", "partition_seed"),
+    "Randomness": ("seed", "partition_seed", "global_seed"),
     "Measuring": ("evaluate_every", "test_augmentation", "measures", "sinks"),
     "Running": ("backend", "workers", "device", "checkpoint_every", "on_failure"),
 }

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedrecall import files
+from fedrecall import files, global_draws
 from fedrecall.errors import UserError
 from fedrecall.specs import AT_LEAST_ONE, POSITIVE, Registry
 from fedrecall.streams import numpy_stream
@@ -47,7 +47,13 @@ class Partition(ABC):
     def owners(self, labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
         """The client of every example; labels are 0..C-1, each of which occurs."""
 
-    def split(self, labels: ArrayLike, clients: int, seed: int) -> list[Ints]:
+    def global_owners(self, labels: Ints, clients: int, rng: np.random.Generator, seed: int) -> Ints:
+        """The client of every example where global generators with this seed say how many each gets."""
+        raise UserError(
+            f"global_seed deals {type(self).__name__.lower()} partitions no other way, only shards and lda."
+        )
+
+    def split(self, labels: ArrayLike, clients: int, seed: int, global_seed: int | None = None) -> list[Ints]:
         """The examples of every client: disjoint, complete, ascending, at least one each."""
         found = _labels(labels)
         if clients < 1:
@@ -57,7 +63,12 @@ class Partition(ABC):
                 f"{len(found)} examples cannot be shared by {clients} clients: use fewer clients."
             )
         codes = np.unique(found, return_inverse=True)[1].astype(np.int64)
-        owner = self.owners(codes, clients, numpy_stream(seed, "partition"))
+        stream = numpy_stream(seed, "partition")
+        owner = (
+            self.owners(codes, clients, stream)
+            if global_seed is None
+            else self.global_owners(codes, clients, stream, global_seed)
+        )
         sizes = np.bincount(owner, minlength=clients)
         if not sizes.all():
             raise UserError(
@@ -113,6 +124,16 @@ class Shards(Partition):
         owner[by_class(labels, rng)] = np.repeat(client_of_shard, sizes)
         return owner
 
+    def global_owners(self, labels: Ints, clients: int, rng: np.random.Generator, seed: int) -> Ints:
+        """The client of every example where global generators with this seed say how many each gets."""
+        sizes = np.bincount(labels)
+        if clients * self.s % len(sizes):
+            raise UserError(
+                f"global_seed deals whole classes, but N={clients} clients with s={self.s} shards each are no"
+                f" multiple of {len(sizes)} classes."
+            )
+        return assign(labels, global_draws.shards(sizes, clients, self.s, seed), rng)
+
 
 @dataclass(frozen=True)
 class LDA(Partition):
@@ -146,6 +167,14 @@ class LDA(Partition):
                 held += counts[c]
             return counts
 
+        return self._drawn(draw, labels, clients, rng)
+
+    def global_owners(self, labels: Ints, clients: int, rng: np.random.Generator, seed: int) -> Ints:
+        """The client of every example where global generators with this seed say how many each gets."""
+        draw = global_draws.dirichlet(np.bincount(labels), clients, self.alpha, self.balance, seed)
+        return self._drawn(draw, labels, clients, rng)
+
+    def _drawn(self, draw: Callable[[], Ints], labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
         settings = f"partition lda: alpha={self.alpha:g}, balance={str(self.balance).lower()}"
         found = repeat(draw, self.min_size, clients, len(labels), settings, self.draws)
         return assign(labels, found, rng)

@@ -221,8 +221,7 @@ def describe(config: Config, facts: Facts, own: Dataset | None) -> Federation:
                 f"{config.algorithm['name']} needs {per_class} examples of each class at the server: give it "
                 "a data set of its own with dataset=..., such as folder:/path/to/data."
             )
-        seed = config.seed if config.partition_seed is None else config.partition_seed
-        _, auxiliary = set_apart(own.train.y.cpu().numpy(), own.classes, per_class, seed)
+        _, auxiliary = set_apart(own.train.y.cpu().numpy(), own.classes, per_class, config.dealing_seed)
     nobody = np.empty(0, dtype=np.int64)
     return Federation(
         own.to(device_of(config)),

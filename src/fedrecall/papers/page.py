@@ -81,9 +81,11 @@ readers and transforms, wandb's log), runs it, and prints its accuracy round by 
     git clone https://github.com/Lee-Gihun/FedNTD /tmp/arbiter/code
     python benchmarks/arbiter/run.py --code /tmp/arbiter/code --algorithm fedntd --rounds 20
 
-Its partition, its clients and its batches are its own. `benchmarks/arbiter/drawn.py` gives our algorithms
-the same classes and the same clients; what is then left to differ are the initial model, the batches and
-the code. Curves that were compared are in `benchmarks/results/arbiter.json`.
+Its partition, its clients and its batches are its own. `--global-seed 19940817` (switch `authors-draw`) gives
+ours the same shards or LDA shares and the same clients in every round (`python benchmarks/arbiter/draws.py
+--code /tmp/arbiter/code` holds the two side by side); what is then left to differ are which examples of a class
+a client has, the initial model, the batches and the code. Curves that were compared are in
+`benchmarks/results/arbiter.json`.
 """
 
 UPDATES = """### Update for update

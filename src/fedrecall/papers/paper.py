@@ -43,10 +43,12 @@ class Variant:
     """What it sets; ``=augmentation`` is what the cell has for ``augmentation``."""
     algorithm: str | None = None
     """The only algorithm it means anything to."""
-    partition: str | None = None
-    """The only partition it means anything to."""
+    partitions: Sequence[str] = ()
+    """The only partitions it means anything to, if not all."""
     table: str | None = None
     """The only table it means anything to."""
+    not_in: str | None = None
+    """A table it means nothing to."""
     stand_in: bool = False
     """Whether it is no reading of the paper but a cheaper setup: its gains compare, its numbers do not."""
     parts: tuple[Variant, ...] = ()
@@ -54,9 +56,8 @@ class Variant:
 
     def applies(self, config: Config) -> bool:
         """Whether it means anything to this config."""
-        return self.algorithm in (None, config.algorithm["name"]) and self.partition in (
-            None,
-            config.partition["name"],
+        return self.algorithm in (None, config.algorithm["name"]) and (
+            not self.partitions or config.partition["name"] in self.partitions
         )
 
 
@@ -109,7 +110,9 @@ class Cell:
         if variant.parts:
             return any(map(self.changed_by, variant.parts))
         plain = self.config()
-        if variant.table not in (None, self.table) or not variant.applies(plain):
+        if variant.table not in (None, self.table) or variant.not_in == self.table:
+            return False
+        if not variant.applies(plain):
             return False
         return self.config(variant=variant) != plain
 
