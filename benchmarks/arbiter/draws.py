@@ -3,8 +3,8 @@
     git clone https://github.com/Lee-Gihun/FedNTD /tmp/arbiter/code
     python benchmarks/arbiter/draws.py --code /tmp/arbiter/code
 
-Examples of each class at each client, for the classes of CIFAR-10, CIFAR-100 and MNIST, and the clients of every
-round. Their shards are dealt to fewer, smaller classes, on which their code takes seconds instead of hours.
+Examples of each class at each client, for the classes of CIFAR-10, CIFAR-100 and MNIST, and the clients of
+every round. Shards are dealt of smaller classes, on which their code takes seconds instead of hours.
 """
 
 import argparse

@@ -82,10 +82,12 @@ readers and transforms, wandb's log), runs it, and prints its accuracy round by 
     python benchmarks/arbiter/run.py --code /tmp/arbiter/code --algorithm fedntd --rounds 20
 
 Its partition, its clients and its batches are its own. `--global-seed 19940817` (switch `authors-draw`) gives
-ours the same shards or LDA shares and the same clients in every round (`python benchmarks/arbiter/draws.py
---code /tmp/arbiter/code` holds the two side by side); what is then left to differ are which examples of a class
-a client has, the initial model, the batches and the code. Curves that were compared are in
-`benchmarks/results/arbiter.json`.
+ours the same shards or LDA shares and the same clients in every round, and
+
+    python benchmarks/arbiter/draws.py --code /tmp/arbiter/code
+
+holds the two side by side; what is then left to differ are which examples of a class a client has, the
+initial model, the batches and the code. Curves that were compared are in `benchmarks/results/arbiter.json`.
 """
 
 UPDATES = """### Update for update
