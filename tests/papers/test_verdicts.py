@@ -2,6 +2,8 @@
 
 import math
 import re
+from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from tests.papers.outcomes import outcome
@@ -259,7 +261,7 @@ def test_a_switch_for_one_method_leaves_the_baseline_as_it_is():
     assert tried_out > 50
 
 
-def test_two_switches_count_where_each_means_something():
+def test_switches_together_count_where_each_means_something():
     paper = load_paper("fedntd")
     both = paper.variant("augmented-test+moon-shipped")
     assert both == paper.variant("moon-shipped+augmented-test")
@@ -268,7 +270,6 @@ def test_two_switches_count_where_each_means_something():
     assert (made.algorithm["mu"], made.test_augmentation) == (0.1, made.augmentation)
     assert fedavg.config(variant=both) == fedavg.config(variant=paper.variant("augmented-test"))
     assert fedavg.changed_by(both)
-    assert not fedavg.meant_by(both)
     runs = Results([outcome(moon, ending(40.0), variant=both), outcome(fedavg, ending(38.0), variant=both)])
     assert [v.name for v in tried(paper, moon, runs)] == [both.name]
     assert [v.name for v in tried(paper, fedavg, runs)] == ["augmented-test"]
@@ -277,14 +278,25 @@ def test_two_switches_count_where_each_means_something():
     cut = CELL.config(variant=paper.variant("no-cutout+augmented-test"))
     assert cut.augmentation == cut.test_augmentation == "crop+flip"
     assert paper.variant("lenet+uniform").stand_in
+    # Any number of them, each found again in the run that it made, and no other.
+    nova = TABLE1.cell(CELL.column, "fednova")
+    names = ("fednova-shipped", "no-cutout", "lr-0.1", "augmented-test")
+    for chosen in (c for n in range(1, 5) for c in combinations(names, n)):
+        v = paper.variant("+".join(reversed(chosen)))
+        run = outcome(nova, ending(40.0), variant=v)
+        assert set(v.name.split("+")) == set(chosen)
+        assert tried(paper, nova, Results([run])) == [v]
+    strange = outcome(nova, ending(40.0), variant=v)
+    strange = replace(strange, config=nova.config(variant=v, **{"training.batch_size": 7}))
+    assert tried(paper, nova, Results([strange])) == []
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("moon-shiped+uniform", "did you mean 'moon-shipped'"),
-        ("uniform+uniform", "two different ones"),
-        ("uniform+no-cutout+lr-0.1", "two different ones"),
+        ("uniform+uniform", "different ones"),
+        ("uniform+no-cutout+lr-0.1+no-augmentation", "no-cutout and no-augmentation both set augmentation"),
         ("no-cutout+no-augmentation", "both set augmentation"),
         ("uniform+", "no switch ''"),
     ],

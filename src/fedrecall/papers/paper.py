@@ -16,6 +16,7 @@ from fedrecall import config as configs
 from fedrecall.config import Config
 from fedrecall.errors import UserError, nearest
 from fedrecall.papers.quantities import QUANTITIES
+from fedrecall.papers.results import identity
 
 PAPERS = ("fedntd", "fedcad", "fedssd", "sfedkd")
 
@@ -52,13 +53,23 @@ class Variant:
     stand_in: bool = False
     """Whether it is no reading of the paper but a cheaper setup: its gains compare, its numbers do not."""
     parts: tuple[Variant, ...] = ()
-    """The two that it combines, each of which counts where it means something; empty: it is one."""
+    """Those that it combines, each of which counts where it means something; empty: it is one."""
 
     def applies(self, config: Config) -> bool:
         """Whether it means anything to this config."""
         return self.algorithm in (None, config.algorithm["name"]) and (
             not self.partitions or config.partition["name"] in self.partitions
         )
+
+    def in_force(self, cell: Cell, config: Config) -> bool:
+        """Whether all that it changes in the cell's setup is so in this config."""
+        if not cell.changed_by(self):
+            return False
+        plain, changed, found = map(_flat, (cell.config(), cell.config(variant=self), config))
+        for key, value in self.settings.items():
+            if isinstance(value, str) and value.startswith("="):
+                changed[key] = found.get(value[1:])  # what it is there, which another one may have changed
+        return all(found.get(k) == v for k, v in changed.items() if v != plain.get(k))
 
 
 @dataclass(frozen=True)
@@ -115,10 +126,6 @@ class Cell:
         if not variant.applies(plain):
             return False
         return self.config(variant=variant) != plain
-
-    def meant_by(self, variant: Variant) -> bool:
-        """Whether the variant as a whole, all that it combines, changes this cell."""
-        return all(map(self.changed_by, variant.parts or (variant,)))
 
     def config_with(self, variant: Variant | None) -> Config:
         """The setup with the variant, or the paper's where the variant changes nothing."""
@@ -202,41 +209,48 @@ class Paper:
         ]
         return median(given) if given else None
 
-    @cached_property
-    def readings(self) -> tuple[Variant, ...]:
-        """Its variants, and any two of them that set different things."""
-        ones = tuple(self.variants.values())
-        return ones + tuple(_combined(a, b) for a, b in combinations(ones, 2) if not _clash(a, b))
-
     def variant(self, name: str) -> Variant:
-        """A variant by its name, or two by their names with a + between."""
+        """A variant by its name, or several by their names with a + between."""
         names = name.split("+")
         for part in names:
             if part not in self.variants:
                 raise UserError(f"{self.name} has no switch {part!r}; {nearest(part, self.variants)}")
-        if len(names) == 1:
-            return self.variants[name]
         found = [v for n, v in self.variants.items() if n in names]  # in one order, however they are named
-        if len(names) != 2 or len(found) != 2:
-            raise UserError(f"--switch {name}: name one switch, or two different ones with a + between.")
-        if shared := _clash(*found):
-            raise UserError(f"--switch {name}: both set {shared}.")
-        return _combined(*found)
+        if len(found) != len(names):
+            raise UserError(f"--switch {name}: name one switch, or different ones with a + between.")
+        for one, other in combinations(found, 2):
+            if shared := sorted(one.settings.keys() & other.settings.keys()):
+                raise UserError(f"--switch {name}: {one.name} and {other.name} both set {shared[0]}.")
+        return _combined(found)
+
+    def reading(self, cell: Cell, config: Config) -> Variant | None:
+        """The variant that makes the cell's setup this config, if one does, or several together."""
+        found = [v for v in self.variants.values() if v.in_force(cell, config)]
+        if not found:
+            return None
+        together = _combined(found)
+        return together if identity(cell.config(variant=together)) == identity(config) else None
 
 
-def _clash(one: Variant, other: Variant) -> str | None:
-    """What both would set."""
-    return next(iter(sorted(one.settings.keys() & other.settings.keys())), None)
-
-
-def _combined(one: Variant, other: Variant) -> Variant:
+def _combined(found: Sequence[Variant]) -> Variant:
+    if len(found) == 1:
+        return found[0]
     return Variant(
-        f"{one.name}+{other.name}",
-        f"{one.about}; {other.about}",
+        "+".join(v.name for v in found),
+        "; ".join(v.about for v in found),
         {},
-        stand_in=one.stand_in or other.stand_in,
-        parts=(one, other),
+        stand_in=any(v.stand_in for v in found),
+        parts=tuple(found),
     )
+
+
+def _flat(config: Config) -> Settings:
+    """Its settings, those inside others by dotted keys."""
+    flat: Settings = {}
+    for key, value in configs.as_dict(config).items():
+        inside = value if isinstance(value, Mapping) else {}
+        flat |= {f"{key}.{k}": v for k, v in inside.items()} if inside else {key: value}
+    return flat
 
 
 @cache

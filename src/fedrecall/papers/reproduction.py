@@ -15,7 +15,7 @@ from fedrecall.data import datasets
 from fedrecall.data.datasets import Dataset
 from fedrecall.errors import Diverged, UserError
 from fedrecall.experiment import Experiment, Sink, device_of, environment
-from fedrecall.papers.paper import Cell, Table, Variant
+from fedrecall.papers.paper import Cell, Table, Variant, load_paper
 from fedrecall.papers.results import (
     Keeper,
     Outcome,
@@ -203,9 +203,7 @@ def _run(stack: Sequence[Plan], dataset: Dataset, results: Path, pace: Pace, sho
         say(f"{stack[0].label} failed: {error}")
 
 
-def adopt(
-    table: Table, folder: Path, results: Path, variants: Sequence[Variant] = ()
-) -> tuple[Path, Outcome, Cell]:
+def adopt(table: Table, folder: Path, results: Path) -> tuple[Path, Outcome, Cell]:
     """Take a run folder that somebody made as the result of one of the table's cells.
 
     Its config must be the cell's in everything that matters. Returns the result's file, the result and
@@ -216,8 +214,11 @@ def adopt(
     if data is not None and data != found.config.dataset["name"]:
         raise UserError(f"{folder} is a run on {data}, not on the paper's data.")
     closest: tuple[int, str] | None = None
+    paper = load_paper(table.paper)
     for cell in table.cells:
-        for variant in (None, *(v for v in variants if cell.meant_by(v))):
+        if paper.reading(cell, found.config) is not None:
+            return save(found, results), found, cell
+        for variant in (None, *filter(cell.changed_by, paper.variants.values())):
             config = cell.config(found.seed, variant)
             if identity(config) == identity(found.config):
                 return save(found, results), found, cell

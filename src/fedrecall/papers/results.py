@@ -217,7 +217,7 @@ class Results:
 
     def __init__(self, outcomes: Iterable[Outcome] = ()):
         self._by_identity: dict[str, dict[int, Outcome]] = {}
-        self._subjects: set[tuple[str, str]] = set()
+        self._by_subject: dict[tuple[str, str], set[str]] = {}
         for found in outcomes:
             self.add(found)
 
@@ -228,7 +228,7 @@ class Results:
 
     def add(self, found: Outcome) -> None:
         """Keep it, unless the same seed went further or was computed more precisely."""
-        self._subjects.add(_subject(found.config))
+        self._by_subject.setdefault(_subject(found.config), set()).add(found.identity)
         seeds = self._by_identity.setdefault(found.identity, {})
         best = seeds.get(found.seed)
         if best is None or _rank(found) > _rank(best):
@@ -238,9 +238,10 @@ class Results:
         """By seed, the runs of this config."""
         return dict(sorted(self._by_identity.get(identity(config), {}).items()))
 
-    def concern(self, config: Config) -> bool:
-        """Whether there is anything of this data set and algorithm, in whatever setup."""
-        return _subject(config) in self._subjects
+    def about(self, config: Config) -> list[Outcome]:
+        """The runs on this data set with this algorithm, in whatever setup."""
+        of_it = sorted(self._by_subject.get(_subject(config), ()))
+        return [run for name in of_it for run in self._by_identity[name].values()]
 
     def __iter__(self) -> Any:
         return (o for seeds in self._by_identity.values() for o in seeds.values())

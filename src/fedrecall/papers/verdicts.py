@@ -152,14 +152,13 @@ def measure(
 
 
 def tried(paper: Paper, cell: Cell, results: Results) -> list[Variant]:
-    """The switches, and pairs of switches, with which the cell was run."""
-    if not results.concern(cell.config()):
-        return []
-    return [
-        v
-        for v in paper.readings
-        if cell.meant_by(v) and any(run.done for run in results.of(cell.config(variant=v)).values())
-    ]
+    """The switches, and switches together, with which the cell was run."""
+    found = {}
+    for run in results.about(cell.config()):
+        if run.done and (v := paper.reading(cell, run.config)) is not None:
+            found[v.name] = v
+    place = list(paper.variants).index
+    return sorted(found.values(), key=lambda v: (len(v.parts), [place(name) for name in v.name.split("+")]))
 
 
 def best(paper: Paper, table: Table, cell: Cell, results: Results) -> str:

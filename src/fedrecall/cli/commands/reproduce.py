@@ -51,7 +51,7 @@ def reproduce_command(
     switch: Annotated[
         str | None,
         typer.Option(
-            help="Another reading of what the paper leaves open, by name; or two with a + between.",
+            help="Another reading of what the paper leaves open, by name; several with + between.",
             show_default=False,
         ),
     ] = None,
@@ -94,7 +94,7 @@ def reproduce_command(
     if from_:
         adopted = []
         for folder in from_:
-            path, found, cell = adopt(chosen, folder, results, paper.readings)
+            path, found, cell = adopt(chosen, folder, results)
             _say(f"{cell.key}, seed {found.seed}: {found.done} of {found.config.rounds} rounds in {path}")
             _say(f"to go on with it here, move it to {run_folder(found.config, out_)}")
             adopted.append(cell)
