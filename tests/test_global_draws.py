@@ -94,6 +94,12 @@ def test_shares_are_drawn_as_global_generators_draw_them(sizes, balance, alpha, 
     assert np.array_equal(label_counts(labels, found, 5), expected)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_draw_that_leaves_nothing_to_share_is_drawn_again():
+    with pytest.raises(UserError, match="not in 50 draws"):
+        PARTITIONS.make("lda:0.0001,draws=50").split(labels_of(EVEN), 3, 0, global_seed=0)
+
+
 def test_the_run_meets_the_clients_that_a_rounds_number_draws_whatever_its_seed():
     expected = []
     for number in range(3):
@@ -126,7 +132,7 @@ def test_what_cannot_go_with_it_is_refused(settings, message):
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"), [("iid", "only shards and lda"), ("shards:3", "no multiple of 5 classes")]
+    ("spec", "message"), [("iid", "deals shards and lda, not iid"), ("shards:3", "no multiple of 5 classes")]
 )
 def test_partitions_that_it_cannot_deal_are_refused(spec, message):
     with pytest.raises(UserError, match=message):

@@ -49,6 +49,8 @@ def dirichlet(sizes: Ints, clients: int, alpha: float, balance: bool, seed: int)
             shares = generator.dirichlet(np.full(clients, alpha))
             if balance:
                 shares *= held < sizes.sum() / clients
+            if not shares.sum() > 0:  # all to clients that may have no more, or not a number: of no use
+                return np.zeros_like(counts)
             shares /= shares.sum()
             cuts = (np.cumsum(shares) * size).astype(np.int64)[:-1]
             counts[c] = np.diff(cuts, prepend=0, append=size)

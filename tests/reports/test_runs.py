@@ -118,6 +118,11 @@ def test_a_folder_that_is_named_twice_is_one_run(tmp_path):
     assert [r.path for r in open_runs(named)] == [run]
 
 
+def test_whatever_dealt_the_partition_is_its_seed(tmp_path):
+    for number, (given, dealt) in enumerate([({}, 3), ({"partition_seed": 1}, 1), ({"global_seed": 7}, 7)]):
+        assert Run(write(tmp_path / str(number), seed=3, **given)).seeds == (3, dealt)
+
+
 def test_an_experiment_has_one_run_of_a_seed(tmp_path):
     write(tmp_path / "a", played=4)
     shutil.copytree(write(tmp_path / "b"), tmp_path / "copy")

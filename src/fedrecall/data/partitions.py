@@ -50,7 +50,8 @@ class Partition(ABC):
     def global_owners(self, labels: Ints, clients: int, rng: np.random.Generator, seed: int) -> Ints:
         """The client of every example where global generators with this seed say how many each gets."""
         raise UserError(
-            f"global_seed deals {type(self).__name__.lower()} partitions no other way, only shards and lda."
+            f"global_seed deals shards and lda, not {type(self).__name__.lower()}: "
+            "choose one of these or leave it out."
         )
 
     def split(self, labels: ArrayLike, clients: int, seed: int, global_seed: int | None = None) -> list[Ints]:

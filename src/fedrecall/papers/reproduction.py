@@ -216,13 +216,11 @@ def adopt(table: Table, folder: Path, results: Path) -> tuple[Path, Outcome, Cel
     closest: tuple[int, str] | None = None
     paper = load_paper(table.paper)
     for cell in table.cells:
-        if paper.reading(cell, found.config) is not None:
+        as_published = identity(cell.config()) == identity(found.config)
+        if as_published or paper.reading(cell, found.config) is not None:
             return save(found, results), found, cell
         for variant in (None, *filter(cell.changed_by, paper.variants.values())):
-            config = cell.config(found.seed, variant)
-            if identity(config) == identity(found.config):
-                return save(found, results), found, cell
-            differing = differences(config, found.config)
+            differing = differences(cell.config(found.seed, variant), found.config)
             if closest is None or len(differing) < closest[0]:
                 closest = len(differing), f"{cell.key} has {'; '.join(differing)}"
     assert closest is not None

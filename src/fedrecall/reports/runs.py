@@ -168,8 +168,8 @@ class Run:
     @property
     def seeds(self) -> tuple[int, int]:
         """The run's seed and its partition's."""
-        of_partition = self.config.get("partition_seed")
-        return self.seed, self.seed if of_partition is None else int(of_partition)
+        given = (self.config.get(key) for key in ("global_seed", "partition_seed"))
+        return self.seed, next((int(seed) for seed in given if seed is not None), self.seed)
 
     @property
     def algorithm(self) -> str:
