@@ -6,7 +6,7 @@ import pytest
 from tests.papers.outcomes import outcome
 
 from fedrecall.algorithms import ALGORITHMS
-from fedrecall.papers import table
+from fedrecall.papers import load_paper, table
 from fedrecall.papers.measured import BLOCK, block, fill
 from fedrecall.papers.results import FOLDER, Results, save
 
@@ -41,6 +41,15 @@ def test_a_block_has_each_run_once_and_what_was_not_run_folded(tmp_path):
     assert "| fedntd/table1 | cifar10/lda0.1 | scaffold | 23.12 ± 0.55; F 0.74 |" in hidden
     # Tables 8 and 10 have this cell again, with the same runs.
     assert "| 44.60 " not in hidden
+
+
+def test_what_was_run_with_a_switch_alone_is_not_called_not_run(tmp_path):
+    cell = table("fedntd/table1").cell("cifar10/lda0.1", "scaffold")
+    save(outcome(cell, [30.0, 31.0], variant=load_paper("fedntd").variant("augmented-test")), tmp_path)
+    shown, hidden = block(["scaffold"], Results.load(tmp_path)).split("<details>")
+    assert "| cifar10/lda0.1 | scaffold, `augmented-test` | 23.12 ± 0.55; F 0.74 | 30.40; " in shown
+    assert "| not run |" not in shown
+    assert "| fedntd/table1 | cifar10/lda0.1 |" not in hidden
 
 
 def test_of_what_no_paper_reports_it_is_said(tmp_path):

@@ -32,8 +32,9 @@ def block(names: Sequence[str], results: Results) -> str:
                 said = identity(config), tuple((q, p.value) for q, p in cell.published.items())
                 if config.algorithm["name"] in names and said not in seen:
                     seen.add(said)
-                    for row in measured_rows(paper, table, cell, results):
-                        rows[row[-1] != NOT_RUN].append([f"{name}/{table.name}", *row])
+                    own = measured_rows(paper, table, cell, results)
+                    done = [row for row in own if row[-1] != NOT_RUN]  # as it stands, or with a switch
+                    rows[bool(done)] += [[f"{name}/{table.name}", *row] for row in done or own]
     if not seen:
         return "No table of the four papers has it.\n"
     parts = [grid(HEAD, rows[True])] if rows[True] else []
