@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tests.papers.outcomes import outcome
 
+from fedrecall.files import write_json
 from fedrecall.papers import PAPERS, load_paper, table
 from fedrecall.papers.page import PAGE, render
 from fedrecall.papers.results import FOLDER, save
@@ -43,3 +44,19 @@ def test_rows_say_what_was_measured_after_how_many_rounds(tmp_path):
     assert "| cifar10/shard2 | fedntd | +12.47 | +11.00 | 1 | 200 |" in page
     assert "| cifar10/shard2 | scaffold | +4.46 | -19.60 | 1 | **2** of 200 |" in page
     assert "a CPU, torch 2.13.0, bfloat16: 1 runs, 2 rounds, 2026-11-20, revisions abc" in page
+
+
+def test_curves_of_the_released_code_stand_beside_ours(tmp_path):
+    theirs, ours = [0.2] * 20 + [0.3, 0.4] * 10, [0.2] * 20 + [0.32, 0.42] * 10
+    setting = {"table": "fedntd/table8", "column": "E1", "algorithm": "fedntd"}
+    found = setting | {
+        "switch": "authors-draw+augmented-test",
+        "theirs": {"accuracy": theirs, "forgetting": [0.0] * 39 + [0.64]},
+        "ours": {"accuracy": ours, "forgetting": None},
+    }
+    write_json(tmp_path / "arbiter" / "a.json", found)
+    write_json(tmp_path / "arbiter" / "b.json", found | {"column": "E9", "ours": None})
+    page = render(tmp_path / "results")
+    row = "| fedntd/table8 E1 fedntd | augmented | 40 | 35.00 ± 5.13 | 0.64 | 37.00 ± 5.13 |  | 1.00 | 1.00 |"
+    assert row in page  # ten times 5 below the mean and ten times above: sqrt(20 * 25 / 19)
+    assert "fedntd/table8 E9" not in page.split("## The authors' own code")[1]

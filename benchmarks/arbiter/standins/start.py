@@ -1,6 +1,13 @@
-"""Start the authors' main.py, in the folder it lies in, without what only slows it down."""
+"""Start the authors' main.py, in the folder it lies in, without what only slows it down.
+
+Its test images are augmented as its training images are if ARBITER_TEST says so, and the class accuracies of
+every round go into the file ARBITER_CURVE.
+"""
 
 import functools
+import importlib
+import json
+import os
 import runpy
 import sys
 import types
@@ -22,6 +29,26 @@ def without_workers(self, *args, **options):
 data.DataLoader.__init__ = without_workers
 
 import algorithms.BaseClientTrainer as trainer  # noqa: E402
+import algorithms.BaseServer as server  # noqa: E402
+from algorithms.measures import evaluate_model_classwise  # noqa: E402
+
+
+def in_training_always(made):
+    """What makes the transforms of training and of test, so that both are training's."""
+
+    def both():
+        train, _ = made()
+        return train, train
+
+    return both
+
+
+if os.environ["ARBITER_TEST"] == "augmented":
+    for name in "mnist", "cifar10", "cifar100":
+        loader = importlib.import_module(f"train_tools.preprocessing.{name}.loader")
+        makers = [n for n in vars(loader) if n.startswith("_data_transforms")]
+        for maker in makers:
+            setattr(loader, maker, in_training_always(getattr(loader, maker)))
 
 
 def no_local_stats(self):
@@ -29,6 +56,15 @@ def no_local_stats(self):
     return {"train_acc": 0.0, "test_acc": 0.0, "classwise_accuracy": torch.zeros(self.num_classes)}
 
 
+def evaluate_by_class(model, dataloader, device):
+    """The accuracy that theirs returns, class by class into the file; before the first round as well."""
+    classes, _ = evaluate_model_classwise(model, dataloader, 10, device)
+    with open(os.environ["ARBITER_CURVE"], "a") as file:
+        file.write(json.dumps({"class_accuracy": classes.tolist()}) + "\n")
+    return float(classes.mean())
+
+
 trainer.BaseClientTrainer._get_local_stats = no_local_stats
+server.evaluate_model = evaluate_by_class
 sys.argv[0] = "main.py"
 runpy.run_path("main.py", run_name="__main__")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from fedrecall import config as configs
 from fedrecall import files
@@ -79,7 +82,7 @@ this package; `benchmarks/arbiter/` stands in for what it imports and this proje
 readers and transforms, wandb's log), runs it, and prints its accuracy round by round beside ours:
 
     git clone https://github.com/Lee-Gihun/FedNTD /tmp/arbiter/code
-    python benchmarks/arbiter/run.py --code /tmp/arbiter/code --algorithm fedntd --rounds 20
+    python benchmarks/arbiter/run.py --code /tmp/arbiter/code --algorithm fedntd --rounds 26
 
 Its partition, its clients and its batches are its own. `--global-seed 19940817` (switch `authors-draw`) gives
 ours the same shards or LDA shares and the same clients in every round, and
@@ -87,7 +90,17 @@ ours the same shards or LDA shares and the same clients in every round, and
     python benchmarks/arbiter/draws.py --code /tmp/arbiter/code
 
 holds the two side by side; what is then left to differ are which examples of a class a client has, the
-initial model, the batches and the code. Curves that were compared are in `benchmarks/results/arbiter.json`.
+initial model, the batches and the code.
+"""
+
+CURVES = """Curves that were compared (`benchmarks/results/arbiter/`), one run of each code with the same
+draw. Accuracy is the mean of the last {level} rounds with its standard deviation from round to round;
+distance is the mean one between the two accuracies of a round, and steps the correlation of their changes
+from one round to the next.
+
+| cell | test images | rounds | theirs | forgetting | ours | forgetting | distance | steps |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+{rows}
 """
 
 UPDATES = """### Update for update
@@ -119,8 +132,27 @@ def render(folder: Path = FOLDER) -> str:
         parts.append("Switches (`--switch NAME`), for what it leaves open:\n")
         parts.append("\n".join(f"- `{v.name}`: {v.about}" for v in paper.variants.values()) + "\n")
         parts += [_table(paper, t, results, why) for t in paper.tables.values()]
-    parts += [ARBITER, *_updates(folder.parent / "arbiter-updates.json")]
+    parts += [ARBITER, *_curves(folder.parent / "arbiter"), *_updates(folder.parent / "arbiter-updates.json")]
     return "\n".join(parts)
+
+
+def _curves(folder: Path) -> list[str]:
+    compared = [found for path in sorted(folder.glob("*.json")) if (found := files.read_json(path))["ours"]]
+    rows = "\n".join(_curve(found) for found in sorted(compared, key=lambda found: str(found["table"])))
+    return [CURVES.format(level=LEVEL, rows=rows)] if compared else []
+
+
+def _curve(found: Mapping[str, Any]) -> str:
+    sides = found["theirs"], found["ours"]
+    theirs, ours = (np.array(side["accuracy"]) * 100 for side in sides)
+    said = []
+    for side, accuracy in zip(sides, (theirs, ours), strict=True):
+        last, forgotten = accuracy[-LEVEL:], side["forgetting"]
+        said += [f"{last.mean():.2f} ± {last.std(ddof=1):.2f}", f"{forgotten[-1]:.2f}" if forgotten else ""]
+    test = "augmented" if "augmented-test" in found["switch"] else "as they are"
+    apart, steps = abs(theirs - ours).mean(), np.corrcoef(np.diff(theirs), np.diff(ours))[0, 1]
+    words = [f"{found['table']} {found['column']} {found['algorithm']}", test, len(theirs), *said]
+    return f"| {' | '.join(map(str, words))} | {apart:.2f} | {steps:.2f} |"
 
 
 def _updates(path: Path) -> list[str]:
