@@ -379,3 +379,19 @@ def test_a_full_disk_costs_the_round_and_says_so(tmp_path, straight, monkeypatch
     again = Experiment(config(), tmp_path / "run", resume=True)
     assert len(again.history) in (1, 2)
     assert same(again.run().weights, straight.weights)
+
+
+def test_a_sink_that_fails_at_the_end_does_not_keep_the_folder(tmp_path):
+    class Full:
+        def begin(self, config, history):
+            pass
+
+        def record(self, record):
+            pass
+
+        def end(self):
+            raise UserError("cannot write to it")
+
+    with pytest.raises(UserError, match="cannot write to it"):
+        Experiment(config(rounds=1), tmp_path / "run", sinks=[Full()]).run()
+    assert len(Experiment(config(rounds=1), tmp_path / "run", resume=True).history) == 1

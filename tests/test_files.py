@@ -58,3 +58,15 @@ def test_bad_arrays_are_a_sentence(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"x\.safetensors"):
         files.read_arrays(path)
+
+
+def test_only_what_a_killed_writer_left_is_swept(tmp_path):
+    for name in (".x.json.123.tmp", ".notes.tmp", "x.tmp", ".x.json"):
+        (tmp_path / name).write_text("")
+    files.sweep(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".notes.tmp", ".x.json", "x.tmp"]
+
+
+def test_nobodys_home_is_a_sentence():
+    with pytest.raises(UserError, match="~nobody-of-that-name/x: "):
+        files.expanded("~nobody-of-that-name/x")

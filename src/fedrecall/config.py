@@ -16,7 +16,7 @@ from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.measures import MEASURES
 from fedrecall.sinks import SINKS
-from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE
+from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE, Range
 from fedrecall.training import Recipe
 
 REGISTRIES = {"algorithm": ALGORITHMS, "dataset": DATASETS, "partition": PARTITIONS}
@@ -61,7 +61,7 @@ class Config:
     """Seed of everything random."""
     partition_seed: Annotated[int | None, NON_NEGATIVE] = None
     """Seed of the partition alone; by default the run's seed."""
-    global_seed: Annotated[int | None, NON_NEGATIVE] = None
+    global_seed: Annotated[int | None, Range(0, 2**32 - 1)] = None
     """Seed with which released code (FedNTD's, FedML's) deals shards and lda; it draws clients as they do."""
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
     """Arithmetic of training; bfloat16 keeps the weights themselves in float32."""

@@ -20,14 +20,22 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known) + "."
 
 
+def printable(text: str) -> str:
+    """The text without what would command a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Whether this is how the system, Python or PyTorch says that there is no memory left."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     # PyTorch's CPU allocator has no class of its own: "DefaultCPUAllocator: can't allocate memory: ...".
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+        isinstance(error, (RuntimeError, ValueError)) and any(words in str(error) for words in _NO_MEMORY)
     )
 
 
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "could not create a memory")
+_NO_MEMORY = (
+    *("can't allocate memory", "not enough memory", "out of memory", "could not create a memory"),
+    *("Storage size calculation overflowed", "array is too big"),  # more than there are addresses
+)

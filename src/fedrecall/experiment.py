@@ -306,11 +306,13 @@ class Experiment:
 
     def close(self) -> None:
         """Let go of the run folder and tell the sinks."""
-        for sink in self.sinks:
-            sink.end()
-        self.memories.close()
-        if self.folder is not None:
-            self.folder.release()
+        try:
+            for sink in self.sinks:
+                sink.end()
+        finally:
+            self.memories.close()
+            if self.folder is not None:
+                self.folder.release()
 
     @property
     def _chain_count(self) -> int:

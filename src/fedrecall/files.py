@@ -17,6 +17,14 @@ from torch import Tensor
 from fedrecall.errors import UserError
 
 
+def expanded(path: Path | str) -> Path:
+    """The path with what ``~`` stands for."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # nobody's home
+        raise UserError(f"{path}: {error}") from error
+
+
 def write(path: Path, content: bytes) -> None:
     """Write the file so that after any crash it holds the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,8 +97,9 @@ def intact(path: Path, expected: str) -> bool:
 def sweep(folder: Path) -> None:
     """Delete what writers that were killed left half written in a folder; nobody may be writing to it."""
     for path in folder.glob(".*.tmp"):
-        with suppress(OSError):
-            path.unlink()
+        if path.stem.rpartition(".")[2].isdecimal():  # as `write` names them; others' are others'
+            with suppress(OSError):
+                path.unlink()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import pytest
 import torch
 from tests.algorithms.cases import BATCH_NORM, NETS, experiment
 from tests.algorithms.nets import Small
+from torch import nn
 
 from fedrecall.algorithms.moon import Anchor, Memory, Moon
 from fedrecall.errors import UserError
@@ -113,3 +114,22 @@ def test_projection_head_stands_before_the_classifier():
     bare = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
     with pytest.raises(UserError, match="feature_layer"):
         add_projection(bare, 8)
+
+
+class Maps(nn.Module):
+    """A net whose last layer is a convolution: what it is given has two more axes than features have."""
+
+    feature_layer = "head"
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Conv2d(1, 3, 3), nn.Conv2d(3, 4, 1)
+
+    def forward(self, x):
+        return self.head(self.body(x).relu()).mean((2, 3))
+
+
+def test_features_of_whatever_shape_are_one_vector_an_example():
+    model = Model(Maps())
+    output = model.frozen_output(model.initial(), torch.randn(5, 1, 8, 8))
+    assert output.features.shape == (5, 3 * 6 * 6)

@@ -188,6 +188,7 @@ def test_teachers_are_the_chosen_clients_models_of_every_chain(chains):
         ("sfedkd:teachers=2", 2),
         ("sfedkd:teachers=0", 0),
         ("sfedkd:selection=all,teachers=2", 4),
+        ("sfedkd:selection=all,teachers=0", 0),
         ("sfedkd:selection=random,teachers=3", 3),
     ],
 )

@@ -540,3 +540,11 @@ def test_parcels_keep_values_types_layouts_and_sharing():
     assert named["a"].data_ptr() == named["b"].data_ptr()
     named["a"].zero_()  # a receiver's own affair
     assert one.any()
+
+
+def test_a_copied_parcel_keeps_no_file_open():
+    parcels_ = [pack({"a": torch.full((1000,), float(i))}) for i in range(3)]
+    held = len(os.listdir("/dev/fd"))
+    values = [unpack(parcel, copied=True) for parcel in parcels_]
+    assert len(os.listdir("/dev/fd")) == held - 3
+    assert [float(v["a"].sum()) for v in values] == [0.0, 1000.0, 2000.0]

@@ -442,3 +442,14 @@ def test_a_gpu_agrees_with_the_cpu(options: Options, monkeypatch: pytest.MonkeyP
         found.run()
         here = trees.transform(lambda t: t.cpu(), found.server)
         assert_same(here, expected.server, 1e-9, case.spec)
+
+
+def test_a_batch_size_beyond_everybodys_examples_takes_no_room():
+    work = ready()
+    some = begun(replace(work, recipe=replace(work.recipe, batch_size=10**6)))
+    device = torch.device("cpu")
+    plan = Plan(some, 10**6, False, device)
+    stack = stacked(some, 10**6, plan.axes, device)
+    assert stack.place.shape[2] == max(len(b.data) for b in some)
+    whole = replace(work, recipe=replace(work.recipe, batch_size=10**6))
+    assert_visits_agree(Vectorised(whole).map(jobs(whole)), Serial(whole).map(jobs(whole)))

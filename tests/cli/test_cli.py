@@ -103,6 +103,14 @@ def test_compare_prints_every_algorithm_and_pairs_seeds(call, tmp_path):
         (["run", "-s", "nonsense"], "give key=value"),
         (["run", "--lr", "0"], "lr = '0' must be > 0"),
         (["run", "nowhere.yaml"], "nowhere.yaml cannot be read"),
+        (["run", "--global-seed", "4294967296"], "global_seed = '4294967296' must be"),
+        (
+            ["run", "--dataset", "cifar10", "--data-root", "~nobody-of-that-name/x"],
+            "~nobody-of-that-name/x: ",
+        ),
+        (["run", "--dataset", "folder:~nobody-of-that-name/x"], "~nobody-of-that-name/x: "),
+        (["run", *SMALL, "--model", "mlp:4611686018427387904"], "memory ran out"),
+        (["run", "--dataset", "synthetic:2,4611686018427387904,20"], "memory ran out"),
         (["run", "--backend", "seriel", *SMALL], "did you mean 'serial'?"),
         (["run", "--resume", "--out", "nowhere"], "cannot be read"),
         (["run", "--resume"], "name its folder with --out"),
@@ -242,3 +250,57 @@ def test_every_command_has_help_with_an_example_or_a_sentence():
         for option in command.params:
             if option.name != "help" and option.param_type_name == "option":
                 assert option.help, (command.name, option.name)
+
+
+def test_resume_with_one_option_keeps_the_others_as_they_were(call, tmp_path):
+    begun = [
+        *SMALL,
+        "--rounds",
+        "2",
+        "--evaluate-every",
+        "2",
+        "--measure",
+        "confusion",
+        "--local-epochs",
+        "2",
+    ]
+    assert call("run", *begun, "--backend", "serial", "--out", "x")[0] == 0
+    assert call("run", "--resume", "--out", "x", "--rounds", "4")[0] == 0
+    config = json.loads((tmp_path / "x" / "config.json").read_text())
+    assert (config["rounds"], config["evaluate_every"], config["measures"]) == (4, 2, ["confusion"])
+    assert (config["backend"], config["training"]["local_epochs"]) == ("serial", 2)
+
+
+def test_resume_begins_where_nothing_was_begun(call, tmp_path):
+    assert call("run", *SMALL, "--resume", "--rounds", "1", "--out", "new")[0] == 0
+    assert (tmp_path / "new" / "config.json").exists()
+
+
+def test_a_run_folder_may_be_called_anything(call):
+    code, out, _ = call("run", *SMALL, "--rounds", "1", "--out", "a[/x]")
+    assert code == 0
+    assert "a[/x]" in out
+
+
+def test_a_partition_is_that_of_the_algorithm_that_it_is_for(call):
+    words = ["partition", "--dataset", "digits", "--partition", "iid", "--clients", "4"]
+    _, whole, _ = call(*words)
+    _, less, _ = call(*words, "-s", "algorithm=fedssd", "-s", "algorithm.auxiliary_per_class=10")
+    sizes = [
+        next(line for line in out.splitlines() if "examples a client" in line).split()
+        for out in (whole, less)
+    ]
+    assert int(sizes[0][-1]) - int(sizes[1][-1]) == 10 * 10 // 4
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("config.json", "{}"), ("metrics.jsonl", '{"round": 1, "chains": [[0]], "seconds": {"train": 1}}\n')],
+)
+def test_watch_says_what_it_cannot_show(call, tmp_path, file, text):
+    assert call("run", *SMALL, "--rounds", "1", "--out", "x")[0] == 0
+    (tmp_path / "x" / file).write_text(text)
+    code, _, err = call("watch", "x", "--once")
+    assert code == 2
+    assert file in err
+    assert "Traceback" not in err

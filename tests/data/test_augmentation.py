@@ -148,6 +148,6 @@ def test_what_cannot_be_parsed_is_said_in_a_sentence(spec, said):
 
 def test_defaults_follow_the_papers_and_leave_digits_unmirrored():
     assert default_for("cifar10") == Augmentation(4, True, 16)
-    assert default_for("cinic10") == Augmentation(flip=True)
+    assert default_for("cinic10") == Augmentation(crop=4, flip=True)
     for name in ("mnist", "digits", "folder", "synthetic"):
         assert not default_for(name).flip

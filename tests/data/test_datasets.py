@@ -728,3 +728,20 @@ def test_real_data(name, tmp_path_factory):
     assert float(d.mean[0]) == pytest.approx(mean, abs=1e-4)
     assert float(d.std[0]) == pytest.approx(std, abs=1e-4)
     assert torch.bincount(d.test.y).min() >= 890
+
+
+def test_an_export_cut_short_over_another_is_none(tmp_path, monkeypatch):
+    folder = tmp_path / "parts"
+    export(load("synthetic:3,30,9"), folder)
+    parts = []
+
+    def full(_fd):
+        parts.append(1)
+        if len(parts) == 2:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        export(load("synthetic:3,30,9,seed=1"), folder)
+    with pytest.raises(UserError, match="cannot be read"):
+        load_export(folder)

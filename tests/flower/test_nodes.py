@@ -302,6 +302,9 @@ MALFORMED = {
     "no examples": (value(examples=0), "trained on 0 examples"),
     "negative examples": (value(examples=-5), "trained on -5 examples"),
     "too many examples": (value(examples=10**15), "trained on 1000000000000000 examples"),
+    "more examples than it has": (value(examples=10**9), "trained on 1000000000 examples, and before"),
+    "negative seconds": (value(seconds=-1.0), "trained for -1 seconds"),
+    "more seconds than there were": (value(seconds=1.7e308), "trained for 1.7e+308 seconds"),
     "fractional examples": (value(examples=2.5), "'examples' is 2.5, which is not a whole number"),
     "examples true": (value(examples=True), "'examples' is True"),
     "another client": (value(client=0), "is of client 0"),
@@ -317,6 +320,10 @@ MALFORMED = {
     "refusal": (
         lambda m: Message(wire.pack(wire.Refusal("the disk is full")), reply_to=_question(m)),
         "the disk is full",
+    ),
+    "refusal that commands a terminal": (
+        lambda m: Message(wire.pack(wire.Refusal("x\x1b]0;owned\x07y")), reply_to=_question(m)),
+        "x\ufffd]0;owned\ufffdy",
     ),
     "nothing": (lambda m: None, "no reply within"),
 }

@@ -3,7 +3,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedrecall.data.client import ClientData
+from fedrecall.data.augmentation import Augmentation
+from fedrecall.data.client import ClientData, TestData
 from fedrecall.measures import landscape as L
 from fedrecall.models.model import Model
 
@@ -129,3 +130,15 @@ def test_subset_spreads_over_the_whole_split():
     data = ClientData(torch.zeros(10, 1), y, 10, torch.zeros(1), torch.ones(1))
     assert L.subset(data, 4).y.tolist() == [0, 3, 6, 9]
     assert L.subset(data, 99) is data
+
+
+def test_examples_of_an_augmented_test_split_look_as_they_do_among_all():
+    x = torch.randint(0, 256, (12, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    recipe = Augmentation(crop=2, flip=True, cutout=3)
+    test = TestData(x, torch.arange(12), 12, torch.zeros(1), torch.ones(1), recipe)
+    (whole,), (some,) = test.batches(), L.subset(test, 5).batches()
+    assert some.y.tolist() == [0, 3, 6, 8, 11]  # 0, 2.75, 5.5, 8.25 and 11, halves to the even one
+    assert torch.equal(some.x, whole.x[some.y])
+    (fewer,) = L.subset(L.subset(test, 5), 2).batches()
+    assert torch.equal(fewer.x, whole.x[[0, 11]])
+    assert not torch.equal(whole.x, next(ClientData.batches(test)).x)

@@ -320,3 +320,15 @@ def test_a_figure_with_runs_of_its_own_is_drawn_from_them(call, root, tmp_path):
     drawn = files.read_json(tmp_path / "out/figures/fedcad-fig1.json")
     assert "fedcad" in json.dumps(drawn)
     assert "local models' accuracy %" in said
+
+
+@pytest.mark.parametrize("place", ["out", "results"])
+def test_a_folder_that_cannot_be_written_is_a_sentence(call, root, tmp_path, place):
+    (tmp_path / "file").write_text("")
+    folders = {"out": tmp_path / "out", "results": tmp_path / "results", place: tmp_path / "file" / "x"}
+    words = ("--columns", "cifar10/shard2", "--methods", "fedavg", "--rounds", 1, "--seeds", 1)
+    words += ("--data-root", root, "--out", folders["out"], "--results", folders["results"])
+    code, _, err = call("reproduce", "fedntd/table1", *words)
+    assert code == 2
+    assert f"cannot write to {folders[place]}" in err
+    assert "Traceback" not in err

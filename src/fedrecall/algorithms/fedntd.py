@@ -23,7 +23,7 @@ class FedNTD(FedAvg):
     beta: Annotated[float, NON_NEGATIVE] = 1.0
     """Weight of the distillation term."""
     tau: Annotated[float, POSITIVE] = 1.0
-    """Temperature of the softmaxes in the distillation term."""
+    """Temperature of the softmaxes in the distillation term; mse has none."""
     distance: Literal["kl", "mse"] = "kl"
     """KL of the not-true softmaxes, or mean squared difference of the not-true logits (appendix L)."""
     kd_mix: Annotated[float, UNIT] = 1.0

@@ -66,12 +66,13 @@ class FedSSD(FedAvg):
     """Upper bound of the distillation weights: the paper's best for CIFAR-10; 0.001 for CIFAR-100 and
     Tiny-ImageNet. With `distillation` mse or kl, the constant weight itself."""
     square_weights: bool = True
-    """Whether M stands inside the square, as in eq. 3, or outside it."""
+    """Whether M stands inside the square, as in eq. 3, or outside it; mse and kl have no M."""
     distillation: Literal["selective", "mse", "kl"] = "selective"
     """Selective as above, or table 3's ablations: m_max times the squared difference of the logits or
     times the KL of the softmaxes, for all classes and examples alike."""
     auxiliary_per_class: Annotated[int, NON_NEGATIVE] = 64
-    """Examples of each class that the server holds to measure credibility."""
+    """Examples of each class that the server holds to measure credibility; with mse and kl it does not look
+    at them, and they are set apart so that all train on the same."""
 
     def __post_init__(self) -> None:
         """Refuse to measure credibility on nothing."""

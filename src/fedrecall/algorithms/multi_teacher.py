@@ -82,9 +82,9 @@ class MultiTeacher(FedSeq):
     every_link: ClassVar[bool] = True
 
     teachers: Annotated[int, NON_NEGATIVE] = 5
-    """K, how many models of the round before teach; at most as many as there are."""
+    """K, how many models of the round before teach; at most as many as there are. 0: none, however chosen."""
     selection: Literal["greedy", "random", "all"] = "greedy"
-    """Teachers: those whose label distributions complement one another, random ones, or all."""
+    """Teachers: those whose label distributions complement one another, random ones, or all, not K."""
     metric: Metric = "kl"
     """Distance between label distributions, for the selection and for weights."""
     epsilon: Annotated[float, POSITIVE] = 1e-4
@@ -173,7 +173,7 @@ class MultiTeacher(FedSeq):
         """Which of the round's models, whose clients have these label distributions [M, C], teach next."""
         candidates = len(distributions)
         if self.selection == "all":
-            return list(range(candidates))
+            return list(range(candidates if self.teachers else 0))
         if self.selection == "random":
             return at_random(candidates, self.teachers, self.teacher_seed, round_number)
         return complementary(distributions, self.teachers, self.metric, self.epsilon)

@@ -308,13 +308,15 @@ def _pickled(value: Any) -> tuple[bytes, _Pickler]:
     return file.getvalue(), pickler
 
 
-def unpack(parcel: Parcel, room: Tensor | None = None) -> Any:
+def unpack(parcel: Parcel, room: Tensor | None = None, *, copied: bool = False) -> Any:
     """The value; its tensors lie in the shared memory. Writing to them copies the page first, if it is not
-    an arena's, where the row is the receiver's."""
+    an arena's, where the row is the receiver's. As long as they do, a file is open, of which a process may
+    have a thousand: of whom many values are kept should have them ``copied``."""
     memory = room
     if parcel.descriptor >= 0:
         mapped = mmap.mmap(parcel.descriptor, parcel.size, flags=mmap.MAP_PRIVATE)
         memory = torch.frombuffer(mapped, dtype=torch.uint8)
+        memory = memory.clone() if copied else memory
         parcel.drop()
     return _Unpickler(io.BytesIO(parcel.structure), memory).load()
 

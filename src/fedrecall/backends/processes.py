@@ -336,7 +336,7 @@ class Processes:
             if worker.channel in speaking:
                 try:
                     parcel = worker.channel.receive()
-                    answer = unpack(parcel, link.room(place))
+                    answer = unpack(parcel, link.room(place), copied=True)
                     if isinstance(answer, Visit):
                         answer = answer._replace(memory=link.remembered(place, answer, worker))
                 except EOFError:

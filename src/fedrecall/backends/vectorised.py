@@ -315,6 +315,7 @@ def batches(plan: Plan, stack: Stack) -> Iterator[list[tuple[slice | Tensor, Bat
 def stacked(begun: Sequence[Begun], batch_size: int, axes: Any, device: torch.device) -> Stack:
     """Begun visits, longest first, as one stack on the device."""
     last = max(b.sgd.steps for b in begun)
+    batch_size = min(batch_size, max(len(b.data) for b in begun))  # no wider than anybody fills
 
     def steps_of(drawn: Tensor) -> Tensor:
         """[E, n, ...] in the order of training as [S, B, ...], filled up with zeros."""

@@ -123,9 +123,11 @@ DataRoot = Annotated[
 ]
 
 
-def gather(file: Path | None, settings: Settings, assignments: Sequence[str] | None) -> Settings:
-    """The config's values from a file, then the options, then the ``-s`` assignments."""
-    values = configs.load(file) if file is not None else {}
+def gather(
+    file: Path | None, settings: Settings, assignments: Sequence[str] | None, begun: Settings | None = None
+) -> Settings:
+    """The config's values: of a run that was begun, from a file, then the options, then the assignments."""
+    values = {**(begun or {}), **(configs.load(file) if file is not None else {})}
     recipe = {f.name for f in specs.fields(Recipe)}
     dotted = {f"training.{k}" if k in recipe else k: v for k, v in settings.items()}
     for assignment in assignments or ():

@@ -147,7 +147,7 @@ AUGMENTATIONS: dict[str, Augmentation] = {
 _DEFAULTS = {
     "cifar10": "crop+flip+cutout",
     "cifar100": "crop+flip+cutout",
-    "cinic10": "flip",
+    "cinic10": "crop+flip",
     "tiny_imagenet": "crop+flip",
     "ham10000": "flip",
 }
@@ -156,7 +156,7 @@ _DEFAULTS = {
 def default_for(dataset: str) -> Augmentation:
     """What a data set gets when nothing is asked for.
 
-    FedNTD's recipes for the CIFARs and CINIC-10; mirrored digits are not digits, and nothing is
-    known of a user's own images, so these are left as they are.
+    FedNTD's recipes for the CIFARs and CINIC-10 (which its code pads by reflection); mirrored digits are
+    not digits, and nothing is known of a user's own images, so these are left as they are.
     """
     return AUGMENTATIONS[_DEFAULTS.get(dataset, "none")]

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -46,6 +46,12 @@ class ClientData:
         """The same examples, saying whose they are."""
         mine = copy.copy(self)
         mine.number = client
+        return mine
+
+    def part(self, places: Tensor) -> Self:
+        """Some of the examples."""
+        mine = copy.copy(self)
+        mine.x, mine.y = self.x[places], self.y[places]
         return mine
 
     @property
@@ -98,14 +104,26 @@ class TestData(ClientData):
     """The test split; if it is augmented, then in the same way whenever it is looked at."""
 
     __test__ = False  # it is no test
+    _drawn: AugmentationDraws | None = None
+
+    def part(self, places: Tensor) -> Self:
+        """Some of the examples, looking as they do among all."""
+        mine = super().part(places)
+        mine._drawn = trees.take(self._draws(), places) if self.augmented else None
+        return mine
+
+    def _draws(self) -> AugmentationDraws:
+        if self._drawn is not None:
+            return self._drawn
+        draws = self.augmentation.draw(streams.torch_stream(0, "test"), len(self))
+        return trees.transform(lambda d: d.to(self.x.device), draws)
 
     def batches(self, size: int = 100) -> Iterator[Batch]:
         """All examples once, in order, as they are tested."""
         if not self.augmented:
             yield from super().batches(size)
             return
-        draws = self.augmentation.draw(streams.torch_stream(0, "test"), len(self))
-        draws = trees.transform(lambda d: d.to(self.x.device), draws)
+        draws = self._draws()
         places = torch.arange(len(self), device=self.y.device)
         for start in range(0, len(self), size):
             rows = slice(start, start + size)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
+from fedrecall import files
 from fedrecall.data import folders, hub, store
 from fedrecall.data.rows import Rows, Source, join
 from fedrecall.data.store import Dataset, Split, export, load_export
@@ -97,12 +98,13 @@ def load(
 
 def _root(root: Path | None) -> Path | None:
     named = os.environ.get("FEDRECALL_DATA")
-    return Path(root).expanduser() if root else Path(named).expanduser() if named else None
+    chosen = root or named
+    return files.expanded(chosen) if chosen else None
 
 
 def _cache(cache: Path | None) -> Path:
     named = cache or os.environ.get("FEDRECALL_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "fedrecall"
+    return files.expanded(named) if named else Path.home() / ".cache" / "fedrecall"
 
 
 def _digest(*parts: Any) -> str:
@@ -376,7 +378,7 @@ class Folder(Recipe):
     """Move and scale a table's columns by the training split; `private` needs them as they are: false."""
 
     def _folder(self) -> Path:
-        folder = Path(self.path).expanduser()
+        folder = files.expanded(self.path)
         if not folder.is_dir():
             raise UserError(f"dataset folder: there is no folder {self.path}.")
         return folder

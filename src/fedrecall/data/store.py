@@ -161,6 +161,7 @@ _FORMAT = "fedrecall dataset 1"
 def export(dataset: Dataset, folder: Path, part_bytes: int = 60 * 2**20) -> list[Path]:
     """Write a data set as compressed parts, none larger than ``part_bytes``; the files written."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / _INDEX).unlink(missing_ok=True)  # else one that is cut short would leave a mixture of two
     arrays = _arrays(dataset)
     written, parts = [], []
     for name in ("train.x", "train.y", "test.x", "test.y"):

@@ -126,7 +126,7 @@ class Silo:
 
 @lru_cache(maxsize=4)
 def _read(spec: str, root: str | None) -> Dataset:
-    return load(spec, root=None if root is None else Path(root).expanduser())
+    return load(spec, root=None if root is None else Path(root))
 
 
 preload = _read
@@ -156,7 +156,7 @@ class Kept:
     def __init__(self, node: Node, run: str):
         if not re.fullmatch("[0-9a-f]{32}", run):  # it becomes a folder's name
             raise ValueError("the run's name is not 32 hexadecimal digits")
-        self.folder = Path(node.memory).expanduser() / run / f"client-{node.client:06d}"
+        self.folder = files.expanded(node.memory) / run / f"client-{node.client:06d}"
 
     def get(self, round_number: int, first: Any) -> Any:
         """The memory after the visit of this round; ``first`` if there was none (round 0)."""

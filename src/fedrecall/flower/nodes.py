@@ -279,8 +279,11 @@ class Nodes:
         report, arrays = wire.unpack(content, Report, "its reply")
         if report.client != client or report.round != number:
             raise Malformed(f"its reply is of client {report.client}, round {report.round}")
-        if not 1 <= report.examples <= MOST_EXAMPLES:
-            raise Malformed(f"it says it trained on {report.examples} examples")
+        if report.examples != (said := self._examples[client]):
+            raise Malformed(
+                f"it says it trained on {report.examples} examples, and before that it has {said}"
+            )
+        wire.check_seconds(report.seconds)
         return report, payloads.check(arrays, self.up, "its reply")
 
     def _masked_visits(

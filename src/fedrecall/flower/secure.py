@@ -232,6 +232,7 @@ class Round:
 
     def _arrival(self, client: int, content: RecordDict) -> Arrival:
         report, arrays = self._reply(client, content, MaskedReport)
+        wire.check_seconds(report.seconds)
         return Arrival(masks.flat(payloads.check(arrays, self.masked, "its reply")), report.seconds)
 
     def _shares(self, client: int, content: RecordDict) -> Revealed:

@@ -20,9 +20,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedrecall import trees
+from fedrecall.errors import printable
 
 FORMAT = "safetensors"
 LONGEST_REASON = 500
+LONGEST_VISIT = 10**8
+"""Seconds; three years."""
 
 
 class Malformed(ValueError):
@@ -239,8 +242,14 @@ def refused(content: RecordDict) -> str | None:
 
 def tidy(reason: str) -> str:
     """Somebody else's text, fit for a line of ours."""
-    line = " ".join(reason.split())
+    line = printable(" ".join(reason.split()))
     return line if len(line) <= LONGEST_REASON else line[:LONGEST_REASON] + " ..."
+
+
+def check_seconds(said: float) -> None:
+    """Raise `Malformed` if nobody can have trained for so long."""
+    if not 0 <= said <= LONGEST_VISIT:
+        raise Malformed(f"it says it trained for {said:g} seconds")
 
 
 def values(record: Mapping[str, Any], kind: type[Values], what: str) -> Values:

@@ -25,7 +25,7 @@ def features(model: Model, weights: Weights, data: LocalData) -> Features:
     """The features of all examples in evaluation mode."""
     values, labels = [], []
     for batch in data.batches():
-        values.append(model.frozen_output(weights, batch.x).features.flatten(1).cpu())
+        values.append(model.frozen_output(weights, batch.x).features.cpu())
         labels.append(batch.y.cpu())
     return Features(torch.cat(values).cpu().numpy(), torch.cat(labels).cpu().numpy())
 

@@ -217,7 +217,7 @@ class Model:
             logits = self._run(module, params, buffers, x)
         finally:
             handle.remove()
-        features = seen[-1]
+        features = seen[-1].flatten(1)
         return Output(logits, features.float() if self.compute is not None else features)
 
     def _layer(self, module: nn.Module, name: str) -> nn.Module:

@@ -184,7 +184,6 @@ def _run(stack: Sequence[Plan], dataset: Dataset, results: Path, pace: Pace, sho
     for number, p in enumerate(stack):
         keeper = Keeper(p.config, results, environment())
         sinks: list[Sink] = [keeper, pace] if number else [keeper, pace, shown]
-        p.folder.mkdir(parents=True, exist_ok=True)
         experiments.append(Experiment(p.config, p.folder, resume=True, dataset=dataset, sinks=sinks))
         keepers.append(keeper)
     try:

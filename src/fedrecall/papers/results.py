@@ -179,7 +179,8 @@ def save(result: Outcome, folder: Path) -> Path:
     if path.exists() and read(path).done > result.done:
         return path
     lines = [f'"{key}": {json.dumps(value)}' for key, value in result.as_dict().items()]
-    files.write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+    with files.writing(folder):
+        files.write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
     return path
 
 

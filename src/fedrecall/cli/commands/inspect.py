@@ -184,7 +184,7 @@ def partition_command(
     clients = values.get("clients", 100)
     config = configs.make({**values, "sample": 1 if str(clients) == "1" else values.get("sample", 0.1)})
     dataset = datasets.load(config.dataset, root=data_root)
-    federation = federate(config, dataset, ALGORITHMS.make("fedavg"))
+    federation = federate(config, dataset, ALGORITHMS.make(config.algorithm))
     counts = federation.counts
     out.print(_chart(counts, dataset.class_names))
     sizes, owned = counts.sum(1), (counts > 0).sum(1)

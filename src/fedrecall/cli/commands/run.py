@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from fedrecall import config as configs
 from fedrecall.cli import progress
@@ -44,8 +45,9 @@ def run_command(
     """
     if resume and out_ is None:
         raise UserError("--resume goes on with a run: name its folder with --out.")
-    if resume and out_ is not None and not settings and not set_ and config is None:
-        made = configs.begun(RunFolder(out_).config())  # go on as it was begun
+    given = config is not None or settings or set_
+    if resume and out_ is not None and (RunFolder(out_).started or not given):
+        made = configs.begun(gather(config, settings, set_, RunFolder(out_).config()))  # as it was begun
     else:
         made = configs.make(gather(config, settings, set_))
     folder = out_ if out_ is not None else unused(name_of(made))
@@ -89,5 +91,5 @@ def summarise(result: Result) -> None:
     if "epsilon" in last:
         table.add_row("privacy", f"epsilon {last['epsilon']:.2f} at delta {last['delta']:g}, for each client")
     if result.out is not None:
-        table.add_row("run folder", str(result.out))
+        table.add_row("run folder", Text(str(result.out)))
     out.print(table)

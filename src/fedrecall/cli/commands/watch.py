@@ -15,8 +15,9 @@ from rich.text import Text
 
 from fedrecall.cli.app import app, out
 from fedrecall.cli.progress import line
-from fedrecall.errors import UserError
-from fedrecall.records import RunFolder, read_metrics
+from fedrecall.errors import UserError, printable
+from fedrecall.records import RunFolder, read_metrics, whole
+from fedrecall.reports.runs import Run
 
 TICKS = "▁▂▃▄▅▆▇█"
 DAY = 86_400
@@ -30,10 +31,7 @@ class Follower:
     def __init__(self, path: Path):
         self.path = path
         self.name = printable(path.resolve().name)
-        folder = RunFolder(path)
-        if not folder.started:
-            raise UserError(f"{path} is not a run: it has no config.json.")
-        self.config = folder.config()
+        self.config = Run(path).config
         self.records: list[dict[str, Any]] = []
         self._seen: tuple[int, int, int] | None = None
 
@@ -47,8 +45,8 @@ class Follower:
         seen = (found.st_ino, found.st_size, found.st_mtime_ns)
         if seen == self._seen:
             return False
-        self._seen, self.config = seen, RunFolder(self.path).config()
-        self.records = list(read_metrics(path))
+        self._seen, self.config = seen, Run(self.path).config
+        self.records = list(whole(list(read_metrics(path)), path))
         return True
 
     @property
@@ -230,11 +228,6 @@ def _tell(followed: Sequence[Follower], once: bool, every: float) -> None:
 
 def _say(text: str) -> None:
     out.print(printable(text), soft_wrap=True, markup=False, highlight=False)
-
-
-def printable(text: str) -> str:
-    """The text without what would command a terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _time(seconds: float) -> str:
