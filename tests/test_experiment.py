@@ -395,3 +395,13 @@ def test_a_sink_that_fails_at_the_end_does_not_keep_the_folder(tmp_path):
     with pytest.raises(UserError, match="cannot write to it"):
         Experiment(config(rounds=1), tmp_path / "run", sinks=[Full()]).run()
     assert len(Experiment(config(rounds=1), tmp_path / "run", resume=True).history) == 1
+
+
+def test_settings_of_the_local_training_may_be_named_alone():
+    small = {"dataset": "synthetic:3,60,15", "clients": 4, "sample": 2, "rounds": 2, "model": "mlp:4"}
+    result = fedrecall.run(**small, local_epochs=2, lr=0.5)
+    assert (result.config.training.local_epochs, result.config.training.lr) == (2, 0.5)
+    assert repr(result) == (
+        f"<Result of fedavg on synthetic: accuracy {result.accuracy:.2%}, "
+        f"forgetting {result.forgetting:.3f} after 2 rounds>"
+    )

@@ -370,7 +370,7 @@ def test_protecting_algorithms_normalise_without_the_data():
     def normalisation(**settings):
         return configs.make(settings).normalisation
 
-    assert normalisation() == normalisation(normalisation=None) == "data"
+    assert normalisation() == normalisation(normalisation="auto") == "data"
     assert normalisation(algorithm="private") == "fixed"
     assert normalisation(algorithm="private", normalisation="fixed") == "fixed"
     assert normalisation(normalisation="fixed") == "fixed"

@@ -53,8 +53,8 @@ class Config:
     """Training augmentation, such as crop+flip+cutout; by default what suits the data set."""
     test_augmentation: str = "none"
     """What is done to test images: nothing, but to see whether a paper's numbers were made so."""
-    normalisation: Literal["data", "fixed"] | None = None
-    """Inputs' mean and deviation: of all clients' data, or fixed; by default data, for `private` fixed."""
+    normalisation: Literal["auto", "data", "fixed"] = "auto"
+    """Inputs' mean and deviation: of all clients' data, or fixed; auto: data, but for `private` fixed."""
     auxiliary_per_class: Annotated[int | None, NON_NEGATIVE] = None
     """Training examples of each class set apart for the server; by default what the algorithm needs."""
     seed: Annotated[int, NON_NEGATIVE] = 0
@@ -98,7 +98,7 @@ class Config:
         object.__setattr__(self, "augmentation", str(Augmentation.parse(augmentation)))
         object.__setattr__(self, "test_augmentation", str(Augmentation.parse(self.test_augmentation)))
         protects = REGISTRIES["algorithm"].make(self.algorithm).protects
-        if self.normalisation is None:
+        if self.normalisation == "auto":
             object.__setattr__(self, "normalisation", "fixed" if protects else "data")
         elif self.normalisation == "data" and protects:
             raise UserError(
@@ -169,6 +169,12 @@ def begun(values: Mapping[str, Any]) -> Config:
     if isinstance(values.get("sample"), float) and values["sample"] == 1:
         values = {**values, "sample": 1}
     return make({"normalisation": "data", **values})
+
+
+def in_full(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with those of the local training, which may be named alone, by their dotted keys."""
+    recipe = {f.name for f in specs.fields(Recipe)}
+    return {f"training.{k}" if k in recipe else k: v for k, v in settings.items()}
 
 
 class _Plain(yaml.SafeLoader):

@@ -82,6 +82,11 @@ class Result:
     federation: Federation
     out: Path | None
 
+    def __repr__(self) -> str:
+        of = f"{self.config.algorithm['name']} on {self.config.dataset['name']}"
+        found = f"accuracy {self.accuracy:.2%}, forgetting {self.forgetting:.3f}"
+        return f"<Result of {of}: {found} after {len(self.history)} rounds>"
+
     @property
     def accuracy(self) -> float:
         """Accuracy of the last round on the test split."""
@@ -571,8 +576,8 @@ def make_model(config: Config, dataset: Dataset, algorithm: FedAvg) -> Model:
 def run(out: Path | str | None = None, *, resume: bool = False, **settings: Any) -> Result:
     """Run one experiment: ``fedrecall.run(algorithm="fedntd", dataset="digits", rounds=10)``.
 
-    Settings are those of the config; ``dataset`` may also be a `Dataset` object, ``sinks`` a list of `Sink`
-    objects and of names as in the config.
+    Settings are those of the config, and of the local training (``local_epochs``, ``lr``); ``dataset`` may
+    also be a `Dataset` object, ``sinks`` a list of `Sink` objects and of names as in the config.
     """
     given = settings.pop("dataset", None)
     given_sinks = settings.pop("sinks", ())
@@ -582,6 +587,7 @@ def run(out: Path | str | None = None, *, resume: bool = False, **settings: Any)
     dataset = given if isinstance(given, Dataset) else None
     if given is not None and dataset is None:
         settings["dataset"] = given
+    settings = configs.in_full(settings)
     plain = {k: v for k, v in settings.items() if "." not in k}
     config = configs.make(configs.override(plain, {k: v for k, v in settings.items() if "." in k}))
     return Experiment(config, out, resume=resume, dataset=dataset, data_root=root, sinks=sinks).run()

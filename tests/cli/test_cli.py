@@ -304,3 +304,12 @@ def test_watch_says_what_it_cannot_show(call, tmp_path, file, text):
     assert code == 2
     assert file in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [("list", "measures, figures, sinks or papers"), ("run", "A YAML file of settings")]
+)
+def test_help_explains_what_stands_without_an_option(call, command, said):
+    code, out, _ = call(command, "--help")
+    assert code == 0
+    assert said in out

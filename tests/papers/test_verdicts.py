@@ -332,3 +332,15 @@ def test_alignment_is_read_from_the_last_rounds_measure():
     assert verdict(run, cell=cell, quantity="fc1_next_global", of=t).word == NOT_REPRODUCED
     assert verdict(run, cell=cell, quantity="fc2_local", of=t).word == NOT_RUN
     assert math.isclose(verdict(run, cell=cell, quantity="fc1_local", of=t).difference, 0.70 - 0.703)
+
+
+def test_a_number_without_a_spread_has_that_of_the_same_number_elsewhere():
+    paper = load_paper("fedntd")
+    with_, without = (
+        paper.tables[t].cell(c, "fedavg") for t, c in (("table1", "cifar10/shard2"), ("table8", "E5"))
+    )
+    assert (with_.published["accuracy"].value, with_.published["accuracy"].std) == (40.14, 1.15)
+    assert (without.published["accuracy"].value, without.published["accuracy"].std) == (40.14, None)
+    assert paper.spread(without, "accuracy") == 1.15
+    other = paper.tables["table8"].cell("E1", "fedavg")  # whose number stands in no other table
+    assert paper.spread(other, "accuracy") is None

@@ -364,7 +364,7 @@ def test_a_figure_says_what_it_needs(name):
     assert cls.caption
     assert cls.needs
     for command in cls.commands:
-        words = shlex.split(command.partition(", drawn with")[0].partition(" and, one at a time")[0])
+        words = shlex.split(command, comments=True)
         assert words[:2] == ["fedrecall", "run"]
         options = dict(zip(words[2::2], words[3::2], strict=True))
         for option, registry in (("algorithm", ALGORITHMS), ("partition", PARTITIONS), ("model", MODELS)):

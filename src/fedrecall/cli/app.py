@@ -1,5 +1,6 @@
 """The app that commands register with, and what happens to a user's mistake."""
 
+import inspect
 import logging
 import os
 import sys
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 import typer.core
+import typer.models
 from rich.console import Console
 
 from fedrecall.errors import UserError, lacks_memory
@@ -30,6 +32,19 @@ class Commands(typer.core.TyperGroup):
             saved = "; what was done is saved" if stop.saved else ""
             err.print(f"{_escaped(str(stop))}{saved}.", soft_wrap=True)
             raise typer.Exit(128 + stop.signum) from None
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command, with the help of its arguments, which click 8.5 takes from what typer 0.20 made."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.callback is not None:
+            declared = inspect.signature(command.callback).parameters
+            for param in command.params:
+                if isinstance(param, typer.core.TyperArgument) and param.help is None:
+                    marks = getattr(declared[str(param.name)].annotation, "__metadata__", ())
+                    param.help = next(
+                        (m.help for m in marks if isinstance(m, typer.models.ArgumentInfo)), None
+                    )
+        return command
 
 
 app = typer.Typer(

@@ -128,8 +128,7 @@ def gather(
 ) -> Settings:
     """The config's values: of a run that was begun, from a file, then the options, then the assignments."""
     values = {**(begun or {}), **(configs.load(file) if file is not None else {})}
-    recipe = {f.name for f in specs.fields(Recipe)}
-    dotted = {f"training.{k}" if k in recipe else k: v for k, v in settings.items()}
+    dotted = configs.in_full(settings)
     for assignment in assignments or ():
         key, equals, value = assignment.partition("=")
         if not equals or not key:

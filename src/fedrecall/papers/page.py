@@ -52,6 +52,8 @@ Written by `make docs` from the small files under `{FOLDER}/` (config, seed, cur
 each run) and the papers' own numbers in `src/fedrecall/papers/`; a test compares it with what they say.
 
     fedrecall reproduce fedntd/table1 --columns cifar10/shard2 --methods fedavg,fedntd --seeds 3
+    fedrecall reproduce fedntd/table1 --columns cifar10/shard2 --methods fedavg,fedntd --seeds 1 \\
+        --switch authors-draw+augmented-test
     fedrecall list papers
 
 Accuracies are those of the last round on the whole test split, in percent (FedNTD's are a moving average
@@ -59,12 +61,12 @@ over rounds, which is what its authors report), with the standard deviation over
 several; F is forgetting.
 A cell is **reproduced** when all of the paper's rounds
 were played and the mean lies within {SPREADS:g} standard deviations, the larger of the published one and
-ours; where the paper gives none, the median of those it gives elsewhere, or {UNKNOWN_STD:g} point if it gives
-none at all.
+ours; where a table gives none, the one that another table gives the same number of the same runs, else the
+median of those that the paper gives, or {UNKNOWN_STD:g} point if it gives none at all.
 **Last {LEVEL} rounds** is the mean accuracy of so many rounds up to the last one played, and its standard
-deviation from round to round. The clients of the last round alone move the last accuracy by as much;
-a spread over trials that all draw the same clients does not contain it; so where a published accuracy is
-within one such deviation of this mean, a cell that is not reproduced says that **its level agrees**.
+deviation from round to round. The clients of a single round move accuracy by that much, and published spreads
+leave it out, because all trials draw the same clients; a cell that is not reproduced, but whose published
+accuracy is within one such deviation of this mean, says that **its level agrees**.
 Forgetting may be off by 0.02, which is what its two published digits and one class in ten account for,
 rounds to an accuracy by 10, and a ratio of times by 0.3.
 **Unfinished** rows were stopped early, and say after which round; the learning rate still falls and the
@@ -117,6 +119,8 @@ FedAvg, what the algorithm itself amounts to.
 {rows}
 
 So where a published level is not reproduced and the gap is nothing, it is not for the algorithm's updates.
+FedNova has two rows: the released configuration switches its variance reduction on, which is `recoil` here
+(`--switch fednova-shipped`) and off by default.
 """
 
 
@@ -284,23 +288,18 @@ def _row(paper: Paper, table: Table, cell: Cell, results: Results, variant: Vari
         rounds,
         _level(cell, results, variant) if "accuracy" in table.quantities else "",
         "; ".join(_difference(v, q) for q, v in verdicts.items() if v.difference is not None),
-        _words(verdicts) + _but(cell, verdicts, results, variant) + _failed(first),
+        _words(verdicts, level_agrees(cell, results, variant)) + _failed(first),
     ]
 
 
-def _words(verdicts: dict[str, Verdict]) -> str:
+def _words(verdicts: dict[str, Verdict], agrees: bool) -> str:
     """One word where all quantities agree, else each one's."""
     said = {q: v.word for q, v in verdicts.items() if v.word}
+    if agrees and said.get("accuracy") == NOT_REPRODUCED:
+        said["accuracy"] += ", but its level agrees"
     if len(set(said.values())) <= 1:
         return next(iter(said.values()), "measured")
     return "; ".join(f"{_short(q)}: {w}" if _short(q) else w for q, w in said.items())
-
-
-def _but(cell: Cell, verdicts: dict[str, Verdict], results: Results, variant: Variant | None) -> str:
-    v = verdicts.get("accuracy")
-    if v is None or v.word != NOT_REPRODUCED or not level_agrees(cell, results, variant):
-        return ""
-    return " (its level agrees)"
 
 
 def _failed(v: Verdict) -> str:

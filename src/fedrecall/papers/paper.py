@@ -209,6 +209,23 @@ class Paper:
         ]
         return median(given) if given else None
 
+    def spread(self, cell: Cell, quantity: str) -> float | None:
+        """The published standard deviation, or what another table gives the same number of the same runs."""
+        published = cell.published.get(quantity)
+        if published is None or published.value is None or published.std is not None:
+            return published.std if published else None
+        return self._spreads.get((identity(cell.config()), quantity, published.value))
+
+    @cached_property
+    def _spreads(self) -> dict[tuple[str, str, float], float]:
+        return {
+            (identity(c.config()), q, p.value): p.std
+            for t in self.tables.values()
+            for c in t.cells
+            for q, p in c.published.items()
+            if p.value is not None and p.std is not None
+        }
+
     def variant(self, name: str) -> Variant:
         """A variant by its name, or several by their names with a + between."""
         names = name.split("+")

@@ -85,7 +85,7 @@ def judge(
     """What the results say about a quantity of a cell."""
     published = cell.published.get(quantity)
     value = published.value if published else None
-    std = published.std if published else None
+    std = paper.spread(cell, quantity)
     measured = measure(table, cell, quantity, results, variant)
     failed = sum(run.failed is not None for run in results.of(cell.config(variant=variant)).values())
 

@@ -46,14 +46,15 @@ def _kind(word: str) -> Registry:
 
         return FIGURES
     if plural not in KINDS:
-        raise UserError(f"there are no {word!r} to show; {nearest(plural, [*KINDS, 'figures'])}")
+        raise UserError(f"there are no {word!r} to show; {nearest(plural, [*KINDS, 'figures', 'papers'])}")
     return KINDS[plural]
 
 
 @app.command("list")
 def list_command(
     kind: Annotated[
-        str, typer.Argument(help="algorithms, datasets, partitions, models, measures, figures or sinks.")
+        str,
+        typer.Argument(help="algorithms, datasets, partitions, models, measures, figures, sinks or papers."),
     ],
 ) -> None:
     """List what can be named on the command line and in a config."""
@@ -140,9 +141,8 @@ def _footprint(algorithm: Any) -> Table:
     else:
         raise UserError("this algorithm runs with none of the networks tried (cnn, resnet10).")
     one = trees.size_in_bytes(found.down.weights)
-    shown = Table(
-        title=f"measured with {network} on digits ({one / 1e6:.2f} MB)", title_justify="left", box=None
-    )
+    title = f"measured with {network} on digits ({one / 1e6:.2f} MB), in the first round"
+    shown = Table(title=title, title_justify="left", box=None)
     for heading in ("where", "what", "bytes", "of a model"):
         shown.add_column(heading, justify="right" if heading in ("bytes", "of a model") else "left")
     for where, tree in (("down", found.down), ("up", found.up), ("memory", found.memory)):

@@ -17,7 +17,7 @@ from fedrecall.papers.paper import Variant
 from fedrecall.papers.quantities import QUANTITIES
 from fedrecall.papers.reproduction import adopt, carry_out, plan
 from fedrecall.papers.results import FOLDER, Results, of_run, run_folder
-from fedrecall.papers.verdicts import Verdict, gain, judge
+from fedrecall.papers.verdicts import Verdict, gain, judge, tried
 
 RUNS = Path("runs/reproduction")
 
@@ -179,7 +179,7 @@ def difference_text(v: Verdict, quantity: str) -> str:
 
 
 def list_papers(results: Path = FOLDER) -> Shown:
-    """Every table and figure, how much of it has been measured, and on what."""
+    """Every table and figure, how much of it has been measured, with a switch or without, and on what."""
     from fedrecall.reports.figures import FIGURES
 
     found = Results.load(results)
@@ -190,8 +190,10 @@ def list_papers(results: Path = FOLDER) -> Shown:
     shown.add_column("on what")
     shown.add_column("what it is")
     for paper in PAPERS:
-        for t in load_paper(paper).tables.values():
-            runs = [list(found.of(c.config()).values()) for c in t.cells]
+        held = load_paper(paper)
+        for t in held.tables.values():
+            configs = [[c.config(variant=v) for v in (None, *tried(held, c, found))] for c in t.cells]
+            runs = [[r for one in several for r in found.of(one).values()] for several in configs]
             finished = sum(
                 any(r.done >= c.settings["rounds"] or r.failed for r in mine)
                 for c, mine in zip(t.cells, runs, strict=True)
@@ -206,7 +208,7 @@ def list_papers(results: Path = FOLDER) -> Shown:
                 Text(t.title),
             )
         for name in FIGURES:
-            if name.startswith(f"{paper}/") and name.partition("/")[2] not in load_paper(paper).tables:
+            if name.startswith(f"{paper}/") and name.partition("/")[2] not in held.tables:
                 title = (FIGURES.cls(name).__doc__ or "").strip().splitlines()[0]
                 shown.add_row(name, "", "", "", Text("drawn from runs"), Text(title))
     return shown

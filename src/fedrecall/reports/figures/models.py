@@ -178,7 +178,7 @@ class Hypersphere(Figure):
     needs: ClassVar[str] = "a finished run with --model circle of each algorithm (its checkpoint is used)"
     commands: ClassVar[tuple[str, ...]] = (
         "fedrecall run --dataset cifar10 --model circle --clients 100 --sample 10 --rounds 100 --partition "
-        "iid --algorithm [fedavg|fedntd], drawn with fedntd/fig18:partition=shards:2",
+        "iid --algorithm [fedavg|fedntd]  # drawn with fedntd/fig18:partition=shards:2",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:

@@ -219,7 +219,7 @@ class FourArguments(Sweep):
     )
     needs: ClassVar[str] = "runs of the algorithms that vary one of the four at a time around a centre"
     commands: ClassVar[tuple[str, ...]] = (
-        f"{_SFED} --partition dirichlet:0.1 --algorithm [fedavg|fedseq|cwc|sfedkd] and, one at a time, "
+        f"{_SFED} --partition dirichlet:0.1 --algorithm [fedavg|fedseq|cwc|sfedkd]  # and, one at a time, "
         "--local-epochs [1|2|5|10], --rounds [250|500|750|1000], --sample [5|10|15|20], "
         "--partition dirichlet:[0.1|0.2|0.5|1]",
     )
