@@ -7,8 +7,8 @@ One thread, one epoch of one client, taking turns; CPU time, so that waiting for
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -70,13 +70,18 @@ def measure(case: str, turns: int = 6) -> dict[str, Any]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cases", nargs="*", default=CASES, help="algorithm:precision, such as fedavg:float32")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     results = {}
     print(
         "| one epoch of a client, CPU s | floor | floor with kernels | fedrecall | / floor | / with kernels |"
     )
     print("|---|---|---|---|---|---|")
-    for case in sys.argv[1:] or CASES:
+    for case in options.cases:
         found = results[case] = measure(case)
         print(f"| {case} | " + " | ".join(f"{v:.3f}" for v in found.values()) + " |", flush=True)
     write_json(Path(__file__).parent / "results" / "steps.json", results)
