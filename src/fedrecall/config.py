@@ -32,11 +32,11 @@ class Config:
     """Everything that determines a run's result, and how it is computed."""
 
     algorithm: Spec = "fedavg"
-    """The algorithm and its hyperparameters."""
+    """The algorithm and its hyperparameters, see `fedrecall list algorithms`."""
     dataset: Spec = "digits"
-    """The data set."""
+    """The data set, see `fedrecall list datasets`, or folder:PATH."""
     partition: Spec = "shards:2"
-    """How the training split is divided among clients."""
+    """How the training split is divided among clients, see `fedrecall list partitions`."""
     model: Spec = "cnn"
     """The network: a name, or a module of your own as package.module:factory or file.py:factory."""
     clients: Annotated[int, AT_LEAST_ONE] = 100
@@ -50,7 +50,7 @@ class Config:
     training: Recipe = field(default_factory=Recipe)
     """How a client trains."""
     augmentation: str | None = None
-    """Training augmentation, such as crop+flip+cutout; by default what suits the data set."""
+    """Training augmentation: crop, flip, cutout joined by +, or none; by default what suits the data set."""
     test_augmentation: str = "none"
     """What is done to test images: nothing, but to see whether a paper's numbers were made so."""
     normalisation: Literal["auto", "data", "fixed"] = "auto"
@@ -72,7 +72,7 @@ class Config:
     sinks: tuple[str, ...] = ()
     """Where else the numbers go while it runs, see `fedrecall list sinks`."""
     backend: str = "auto"
-    """Where clients are trained."""
+    """Where clients are trained: serial, processes, vectorised (a GPU's) or ray; auto chooses."""
     workers: Annotated[int | None, AT_LEAST_ONE] = None
     """Workers of the backend; by default what the machine has."""
     device: str = "auto"
