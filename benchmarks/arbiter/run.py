@@ -72,8 +72,8 @@ def command(config: Config, options: argparse.Namespace) -> list[str]:
     return words
 
 
-def play(config: Config, options: argparse.Namespace) -> list[list[float]]:
-    """Their class accuracies after every round; rounds of a run that was finished before are read."""
+def play(config: Config, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Their accuracies after every round; rounds of a run that was finished before are read."""
     seed = "" if options.seed is None else f"-seed{options.seed}"
     curve = options.work / f"{name(config)}{seed}.jsonl"
     rounds = options.rounds or config.rounds
@@ -86,11 +86,11 @@ def play(config: Config, options: argparse.Namespace) -> list[list[float]]:
             "PYTHONPATH": os.pathsep.join([str(STANDINS.resolve()), str(options.code.resolve())]),
         }
         subprocess.run(command(config, options), cwd=options.code, env={**os.environ, **places}, check=True)
-    _, *classes = (json.loads(line)["class_accuracy"] for line in curve.read_text().splitlines())
-    return classes[:rounds]
+    _, *played = map(json.loads, curve.read_text().splitlines())
+    return played[:rounds]
 
 
-def theirs(classes: list[list[float]], code: Path) -> dict[str, Any]:
+def theirs(played: list[dict[str, Any]], code: Path) -> dict[str, Any]:
     """What is kept of it."""
     revision = subprocess.run(
         ["git", "-C", str(code), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
@@ -98,8 +98,8 @@ def theirs(classes: list[list[float]], code: Path) -> dict[str, Any]:
     recall = Recall()
     return {
         "made": f"Lee-Gihun/FedNTD {revision.stdout.strip()}, float32, {environment()['cpu']}",
-        "accuracy": [round(float(np.mean(row)), 4) for row in classes],
-        "forgetting": [round(recall.step(np.array(row))[0], 4) for row in classes],
+        "accuracy": [row["accuracy"] for row in played],
+        "forgetting": [round(recall.step(np.array(row["class_accuracy"]))[0], 4) for row in played],
     }
 
 

@@ -30,7 +30,6 @@ data.DataLoader.__init__ = without_workers
 
 import algorithms.BaseClientTrainer as trainer  # noqa: E402
 import algorithms.BaseServer as server  # noqa: E402
-from algorithms.measures import evaluate_model_classwise  # noqa: E402
 
 
 def in_training_always(made):
@@ -57,11 +56,21 @@ def no_local_stats(self):
 
 
 def evaluate_by_class(model, dataloader, device):
-    """The accuracy that theirs returns, class by class into the file; before the first round as well."""
-    classes, _ = evaluate_model_classwise(model, dataloader, 10, device)
+    """The accuracy that theirs returns, into the file class by class, too; before the first round as well."""
+    model.eval()
+    model.to(device)
+    right = total = 0
+    with torch.no_grad():
+        for data_, targets in dataloader:
+            logits = model(data_.to(device)).cpu()
+            hit = targets[logits.argmax(1) == targets]
+            right = right + torch.bincount(hit, minlength=logits.shape[1])
+            total = total + torch.bincount(targets, minlength=logits.shape[1])
+    accuracy = round(float(right.sum() / total.sum()), 4)
     with open(os.environ["ARBITER_CURVE"], "a") as file:
-        file.write(json.dumps({"class_accuracy": classes.tolist()}) + "\n")
-    return float(classes.mean())
+        found = {"accuracy": accuracy, "class_accuracy": (right / total).tolist()}
+        file.write(json.dumps(found) + "\n")
+    return accuracy
 
 
 trainer.BaseClientTrainer._get_local_stats = no_local_stats

@@ -280,9 +280,7 @@ class Nodes:
         if report.client != client or report.round != number:
             raise Malformed(f"its reply is of client {report.client}, round {report.round}")
         if report.examples != (said := self._examples[client]):
-            raise Malformed(
-                f"it says it trained on {report.examples} examples, and before that it has {said}"
-            )
+            raise Malformed(f"it says it trained on {report.examples} examples, and before it said {said}")
         wire.check_seconds(report.seconds)
         return report, payloads.check(arrays, self.up, "its reply")
 
