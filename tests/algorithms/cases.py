@@ -57,6 +57,7 @@ CASES = [
     Case("scaffold:momentum_aware=false,uniform=true"),
     Case("feddyn"),
     Case("fedcurv", equals={"lam": 0}),
+    Case("fedcurv:together=7"),
     Case("moon", equals={"mu": 0}, teacher=True),
     Case("moon:projection=5", teacher=True),
     Case("fedalign", equals={"mu": 0, "clip": 0}),

@@ -166,6 +166,39 @@ def test_a_batch_of_which_no_example_is_taken_adds_nothing():
         torch.testing.assert_close(limited[n], f)
 
 
+def test_of_mini_batches_it_is_the_mean_square_of_their_gradients(monkeypatch):
+    model, data = convolutional(), client(230)
+    weights, order = model.initial(), torch.arange(229, -1, -1)
+    monkeypatch.setattr(torch, "randperm", lambda n, **_: order)
+    found = diagonal_fisher(model, weights, data, together=100)
+    (batch,) = data.batches(230)
+    total = {n: torch.zeros_like(p) for n, p in weights.params.items()}
+    for rows in (order[:100], order[100:200], order[200:]):  # what is left over counts as much
+        params = {n: p.clone().requires_grad_() for n, p in weights.params.items()}
+        logits = model.logits(weights._replace(params=params), batch.x[rows])
+        loss = nn.functional.cross_entropy(logits, batch.y[rows])
+        for n, g in zip(total, torch.autograd.grad(loss, list(params.values())), strict=True):
+            total[n] += g**2 / 3
+    for n, t in total.items():
+        torch.testing.assert_close(found[n], t, rtol=1e-10, atol=1e-15)
+
+
+def test_mini_batches_are_mixed_and_a_client_with_fewer_examples_is_one():
+    model, data = linear(), client(90)
+
+    def size(*rows, **options):
+        part = ClientData(data.x[[*rows]], data.y[[*rows]], 3, data.mean, data.std, dtype=torch.float64)
+        return diagonal_fisher(model, model.initial(), part, **options)["1.bias"].sum()
+
+    by_class = torch.argsort(data.y, stable=True).tolist()
+    alike = sum(size(*by_class[a : a + 30], together=30) for a in (0, 30, 60)) / 3
+    mixed = size(*by_class, together=30)
+    assert mixed < alike / 2
+    assert mixed < size(*by_class) / 10
+    assert mixed == size(*by_class, together=30)
+    assert size(7, together=30) == pytest.approx(size(7))
+
+
 def test_it_leaves_the_weights_alone():
     model, data = convolutional(), client(5)
     weights = model.initial()

@@ -69,6 +69,8 @@ class FedCurv(FedAvg):
     """lambda, weight of the penalty."""
     s: Annotated[int, AT_LEAST_ONE] = 500
     """Most examples that a client's Fisher information is computed from, spread evenly over its data."""
+    together: Annotated[int, AT_LEAST_ONE] = 1
+    """Examples whose mean gradient is squared: 1 by the definition, a mini-batch in FedNTD's code."""
 
     def start(self, weights: Weights) -> Server:
         """Nobody has been visited."""
@@ -98,7 +100,7 @@ class FedCurv(FedAvg):
         self, model: Model, weights: Weights, anchor: Anchor, memory: Memory, data: LocalData, sgd: Sgd
     ) -> tuple[Up, Memory]:
         """Compute the client's curvature where it stopped."""
-        fisher = diagonal_fisher(model, weights, data, self.s)
+        fisher = diagonal_fisher(model, weights, data, self.s, self.together)
         own = Curvature(fisher, {n: f * weights.params[n] for n, f in fisher.items()})
         change = trees.transform(lambda new, old: new - old, own, memory.own)
         return Up(weights, change), Memory(own)

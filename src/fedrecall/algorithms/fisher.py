@@ -1,11 +1,13 @@
 """The diagonal empirical Fisher information: how much each parameter matters to a client's data."""
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from fedrecall import trees
+from fedrecall import streams, trees
 from fedrecall.batches import LocalData
 from fedrecall.losses import cross_entropy
 from fedrecall.models.model import Model, Params, Weights
@@ -22,29 +24,55 @@ ALIKE = 0.01
 Layers = dict[str, nn.Linear | nn.Conv2d]
 
 
-def diagonal_fisher(model: Model, weights: Weights, data: LocalData, limit: int | None = None) -> Params:
+def diagonal_fisher(
+    model: Model, weights: Weights, data: LocalData, limit: int | None = None, together: int = 1
+) -> Params:
     """F_i = mean over examples of (d CE(x) / d w_i)^2, in evaluation mode.
 
     Squares are taken example by example: the square of a batch's mean gradient is another, much
-    smaller quantity. ``limit`` is how many examples enter at most, spread evenly over the data.
+    smaller quantity, which ``together`` gives for batches of so many examples. ``limit`` is how many
+    examples enter at most, spread evenly over the data.
     """
     weights = Weights({n: p.detach() for n, p in weights.params.items()}, weights.buffers)
+    used = len(data) if limit is None else min(limit, len(data))
+    parts = _spread(data, used)
+    if together > 1:
+        return _of_batches(model, weights, parts, together)
     layers = _layers(model, weights)
     total = trees.zeros(weights.params)
-    used = len(data) if limit is None else min(limit, len(data))
-    wanted = torch.arange(used) * len(data) // max(used, 1)
-    for number, batch in enumerate(data.batches()):
-        first = int(batch.place[0])
-        rows = wanted[(wanted >= first) & (wanted < first + len(batch.y))] - first
-        if not len(rows):  # the last batch may be shorter than the way from one example to the next
-            continue
-        x, y = (values[rows.to(values.device)] for values in (batch.x, batch.y))
+    for number, (x, y) in enumerate(parts):
         if number == 0 and layers and not _agree(model, weights, layers, x[:COMPARED], y[:COMPARED]):
             layers = {}
         found = _by_layer(model, weights, layers, x, y) if layers else _by_example(model, weights, x, y)
         for n, f in found.items():
             total[n].add_(f)
     return {n: t / max(used, 1) for n, t in total.items()}
+
+
+def _spread(data: LocalData, used: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """So many examples, evenly spread over the data, part by part."""
+    wanted = torch.arange(used) * len(data) // max(used, 1)
+    for batch in data.batches():
+        first = int(batch.place[0])
+        rows = wanted[(wanted >= first) & (wanted < first + len(batch.y))] - first
+        if len(rows):  # the last batch may be shorter than the way from one example to the next
+            x, y = (values[rows.to(values.device)] for values in (batch.x, batch.y))
+            yield x, y
+
+
+def _of_batches(model: Model, weights: Weights, parts: Iterator[tuple[Tensor, Tensor]], size: int) -> Params:
+    """The mean square of mini-batches' gradients; mixed, as a client's examples may lie class by class."""
+    x, y = (torch.cat(values) for values in zip(*parts, strict=True))
+    order = torch.randperm(len(y), generator=streams.torch_stream(0, "batches of gradients")).to(y.device)
+    batches = torch.split(order, size)
+    total = trees.zeros(weights.params)
+    for rows in batches:
+        params = {n: p.detach().requires_grad_() for n, p in weights.params.items()}
+        with torch.enable_grad():
+            loss = cross_entropy(model.logits(Weights(params, weights.buffers), x[rows]), y[rows]).mean()
+        for n, g in zip(params, torch.autograd.grad(loss, list(params.values())), strict=True):
+            total[n].addcmul_(g, g)
+    return {n: t / len(batches) for n, t in total.items()}
 
 
 def _by_example(model: Model, weights: Weights, x: Tensor, y: Tensor) -> Params:
