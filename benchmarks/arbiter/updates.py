@@ -76,6 +76,14 @@ CASES = (
         batch=1,
         note="batches of 1; theirs subtracts in place, for all that follow",
     ),
+    Case(
+        "fedcurv",
+        CURV,
+        "fedcurv:lam=10,together=50",
+        1,
+        batch=50,
+        note="one batch a client, one client a round",
+    ),
     Case("fedntd", {"tau": 1, "beta": 1}, "fedntd"),
     Case("fedntd", {"tau": 3, "beta": 0.5}, "fedntd:tau=3,beta=0.5"),
 )
