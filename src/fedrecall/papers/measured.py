@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedrecall import files
-from fedrecall.papers.page import MEASURED, folded, grid, measured_rows
+from fedrecall.papers.page import MEASURED, listed, measured_rows
 from fedrecall.papers.paper import PAPERS, load_paper
 from fedrecall.papers.results import FOLDER, Results, identity
-from fedrecall.papers.verdicts import NOT_RUN
 
 BLOCK = re.compile(r"(<!-- measured: (?P<names>[^>]+?) -->\n).*?(<!-- /measured -->)", re.DOTALL)
 HEAD = ("table", *MEASURED)
@@ -22,7 +21,7 @@ HEAD = ("table", *MEASURED)
 
 def block(names: Sequence[str], results: Results) -> str:
     """The cells of these algorithms, once what shares runs and numbers: measured ones, then the others."""
-    rows: dict[bool, list[list[str]]] = {True: [], False: []}  # by whether they were run
+    cells: list[list[list[str]]] = []
     seen: set[object] = set()
     for name in PAPERS:
         paper = load_paper(name)
@@ -33,14 +32,10 @@ def block(names: Sequence[str], results: Results) -> str:
                 if config.algorithm["name"] in names and said not in seen:
                     seen.add(said)
                     own = measured_rows(paper, table, cell, results)
-                    done = [row for row in own if row[-1] != NOT_RUN]  # as it stands, or with a switch
-                    rows[bool(done)] += [[f"{name}/{table.name}", *row] for row in done or own]
+                    cells.append([[f"{name}/{table.name}", *row] for row in own])
     if not seen:
         return "No table of the four papers has it.\n"
-    parts = [grid(HEAD, rows[True])] if rows[True] else []
-    if rows[False]:
-        parts.append(folded(f"{len(rows[False])} cells not run yet", grid(HEAD, rows[False])))
-    return "\n".join(parts)
+    return listed(HEAD, cells)
 
 
 def fill(text: str, results: Results) -> str:

@@ -71,7 +71,8 @@ Forgetting may be off by 0.02, which is what its two published digits and one cl
 rounds to an accuracy by 10, and a ratio of times by 0.3.
 **Unfinished** rows were stopped early, and say after which round; the learning rate still falls and the
 model still learns until the last one, so they decide nothing. A method with the name of a **switch** behind
-it was run with another reading of what its paper leaves open (`--switch`), said above the tables;
+it was run with another reading of what its paper leaves open (`--switch`), said above the tables (of a cell
+that was run with switches alone, the row without is left out);
 with a **stand-in** it was run in a cheaper setup, of which only the gains compare. Gains are
 paired: the same seeds, partition and clients for both methods.
 """
@@ -238,18 +239,14 @@ def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) ->
     prefix = f"{paper.name}/{table.name}"
     if prefix in why:
         parts.append(f"{_line(why[prefix])}\n")
-    rows, remarks = [], []
+    remarks = []
     for cell in table.cells:
-        rows += measured_rows(paper, table, cell, results)
         if cell.key in why:
             remarks.append(f"- {cell.column}, {cell.method}: {_line(why[cell.key])}")
     for column in table.columns:
         if f"{prefix} {column}" in why:
             remarks.append(f"- {column}: {_line(why[f'{prefix} {column}'])}")
-    shown = grid(MEASURED, rows)
-    parts.append(
-        folded(f"{len(rows)} cells, none run yet", shown) if all(r[-1] == NOT_RUN for r in rows) else shown
-    )
+    parts.append(listed(MEASURED, (measured_rows(paper, table, c, results) for c in table.cells)))
     gains = [
         g
         for c in table.cells
@@ -268,6 +265,19 @@ def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) ->
 def measured_rows(paper: Paper, table: Table, cell: Cell, results: Results) -> list[list[str]]:
     """What `MEASURED` names of a cell, as text: in the paper's setup, then with each switch tried."""
     return [_row(paper, table, cell, results, v) for v in (None, *tried(paper, cell, results))]
+
+
+def listed(head: Sequence[str], cells: Iterable[Sequence[Sequence[str]]]) -> str:
+    """What was run of these cells' rows, as it stands or with a switch; cells that were not, folded below."""
+    done: list[Sequence[str]] = []
+    rest: list[Sequence[str]] = []
+    for rows in cells:
+        run = [row for row in rows if row[-1] != NOT_RUN]
+        (done if run else rest).extend(run or rows)
+    parts = [grid(head, done)] if done else []
+    if rest:
+        parts.append(folded(f"{len(rest)} cells not run yet", grid(head, rest)))
+    return "\n".join(parts)
 
 
 def _row(paper: Paper, table: Table, cell: Cell, results: Results, variant: Variant | None) -> list[str]:
