@@ -1,6 +1,7 @@
 """Result files: what a run is the same as, partial rounds, damage, and never less than before."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tests.papers import outcomes
@@ -8,7 +9,19 @@ from tests.papers import outcomes
 from fedrecall import config as configs
 from fedrecall.errors import UserError
 from fedrecall.papers import load_paper, table
-from fedrecall.papers.results import Keeper, Results, identity, name, outcome, path_of, read, run_folder, save
+from fedrecall.papers.results import (
+    FOLDER,
+    Keeper,
+    Results,
+    identity,
+    name,
+    outcome,
+    path_of,
+    read,
+    run_folder,
+    save,
+    unusual,
+)
 
 CELL = table("fedntd/table1").cell("cifar10/shard2", "fedntd")
 
@@ -47,6 +60,21 @@ def test_identity_is_what_a_config_computes():
         CELL.config(auxiliary_per_class=3),
     ):
         assert identity(other) != identity(plain)
+
+
+def test_what_is_at_its_default_does_not_enter_an_identity_however_deep():
+    plain = unusual(configs.make({"algorithm": "fedntd", "dataset": "cifar10"}))
+    assert plain["algorithm"] == {"name": "fedntd"}
+    assert not {"partition", "training", "clients", "model"} & set(plain)
+    other = unusual(CELL.config(**{"algorithm.tau": 3.0, "training.lr": 0.02, "seed": 4}))
+    assert other == plain | {"algorithm": {"name": "fedntd", "tau": 3.0}, "training": {"lr": 0.02}}
+
+
+def test_committed_results_lie_where_a_run_would_look():
+    folder = Path(__file__).parents[2] / FOLDER
+    kept = sorted(folder.glob("*/seed*.json"))
+    assert kept
+    assert [path_of(read(path).config, folder) for path in kept] == kept
 
 
 def test_names_are_readable_and_tell_seeds_and_precisions_apart(tmp_path):

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fedrecall import config as configs
-from fedrecall import files
+from fedrecall import files, specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.reports.runs import ELSEWHERE, Run, spec_text
+from fedrecall.training import Recipe
 
 FOLDER = Path("benchmarks/results/reproduction")
 """Where results are kept, seen from the repository."""
@@ -99,14 +100,30 @@ class Outcome:
 
 
 def identity(config: Config) -> str:
-    """A digest of what a config computes: what differs from the defaults, the seed left out.
+    """A digest of what a config computes, the seed left out."""
+    return files.checksum(json.dumps(unusual(config), sort_keys=True).encode())[:10]
 
-    Settings that say how it is computed do not enter, nor does a setting at its default, so that a
-    new one does not make old results strangers.
+
+def unusual(config: Config) -> dict[str, Any]:
+    """What a config computes, as far as it differs from the defaults.
+
+    Settings that say how it is computed do not enter, nor does one at its default, be it the config's or
+    an algorithm's own, so that a new one does not make old results strangers.
     """
     mine, usual = ({**configs.as_dict(c), "sample": c.sampled} for c in (config, Config()))
-    what = {k: v for k, v in mine.items() if k not in APART and v != usual.get(k)}
-    return files.checksum(json.dumps(what, sort_keys=True).encode())[:10]
+    return {k: _unusual(k, v) for k, v in mine.items() if k not in APART and v != usual.get(k)}
+
+
+def _unusual(key: str, value: Any) -> Any:
+    """A config's value, without the fields of its own that are at their defaults."""
+    if key == "training":
+        known = specs.fields(Recipe)
+    elif key in configs.REGISTRIES:
+        known = specs.fields(configs.REGISTRIES[key].cls(value["name"]))
+    else:
+        return value
+    usual = {f.name: f.default for f in known}
+    return {k: v for k, v in value.items() if k not in usual or v != usual[k]}
 
 
 def name(config: Config) -> str:
