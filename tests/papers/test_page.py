@@ -43,7 +43,7 @@ def test_rows_say_what_was_measured_after_how_many_rounds(tmp_path):
     assert row + "| -14.20; F -0.43 | unfinished |" in page
     assert "| cifar10/shard2 | fedntd | +12.47 | +11.00 | 1 | 200 |" in page
     assert "| cifar10/shard2 | scaffold | +4.46 | -19.60 | 1 | **2** of 200 |" in page
-    assert "a CPU, torch 2.13.0, bfloat16: 1 runs, 2 rounds, 2026-11-20, revisions abc" in page
+    assert "a CPU, torch 2.13.0, bfloat16: 1 run, 2 rounds, 2026-11-20, revisions abc" in page
 
 
 def test_curves_of_the_released_code_stand_beside_ours(tmp_path):

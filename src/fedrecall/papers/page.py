@@ -219,9 +219,10 @@ def _machines(results: Results) -> str:
         dates = sorted(str(r.made.get("started", ""))[:10] for r in runs)
         revisions = sorted({str(r.made.get("git") or "unknown")[:10] for r in runs})
         when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+        count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
         rounds = sum(r.done for r in runs)
         lines.append(
-            f"- {machine}, {torch}, {precision}: {len(runs)} runs, {rounds:,} rounds, {when}, "
+            f"- {machine}, {torch}, {precision}: {count}, {rounds:,} rounds, {when}, "
             f"revisions {', '.join(revisions)}"
         )
     return "Measured on:\n\n" + "\n".join(lines) + "\n"
