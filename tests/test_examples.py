@@ -30,16 +30,25 @@ def test_an_algorithm_from_a_file_of_ones_own_on_the_command_line(monkeypatch, t
     assert exit_.value.code in (0, None)
 
 
-def test_without_its_margin_the_example_is_fedavg():
-    settings = {
+def distance(algorithm, **settings):
+    """How far one round with an algorithm ends from FedAvg's."""
+    common = {
         "dataset": "digits",
         "clients": 20,
         "sample": 2,
         "rounds": 1,
         "model": "mlp:8",
         "backend": "serial",
+        **settings,
     }
-    mine = fedrecall.run(algorithm=f"{EXAMPLES / 'fedmargin.py'}:FedMargin:margin=0", **settings)
-    plain = fedrecall.run(algorithm="fedavg", **settings)
-    for name, value in plain.weights.params.items():
-        assert (mine.weights.params[name] - value).abs().max() < 1e-6
+    mine, plain = (fedrecall.run(algorithm=a, **common) for a in (algorithm, "fedavg"))
+    return max((mine.weights.params[n] - v).abs().max() for n, v in plain.weights.params.items())
+
+
+def test_without_its_margin_the_example_is_fedavg():
+    assert distance(f"{EXAMPLES / 'fedmargin.py'}:FedMargin:margin=0") < 1e-6
+
+
+def test_equal_weights_are_those_of_fedavg_where_clients_hold_equally_much():
+    equal = f"{EXAMPLES / 'fedequal.py'}:FedEqual"
+    assert distance(equal, partition="iid") < 1e-6 < 1e-3 < distance(equal, partition="lda:0.1")
