@@ -46,6 +46,16 @@ def test_rows_say_what_was_measured_after_how_many_rounds(tmp_path):
     assert "a CPU, torch 2.13.0, bfloat16: 1 run, 2 rounds, 2026-11-20, revisions abc" in page
 
 
+def test_a_cell_that_no_run_answers_stands_there_once(tmp_path):
+    # A ratio of times needs the baseline's run as well, which is missing.
+    k5 = table("sfedkd/time_to_accuracy").cell("cifar10/60%", "k5")
+    save(outcome(k5, [30.0], variant=load_paper("sfedkd").variant("small")), tmp_path)
+    page = render(tmp_path)
+    times = page[page.index("### sfedkd/time_to_accuracy:") :]
+    assert "8 cells not run yet" in times
+    assert times.count("| cifar10/60% | k5") == 1
+
+
 def test_curves_of_the_released_code_stand_beside_ours(tmp_path):
     theirs, ours = [0.2] * 20 + [0.3, 0.4] * 10, [0.2] * 20 + [0.32, 0.42] * 10
     setting = {"table": "fedntd/table8", "column": "E1", "algorithm": "fedntd"}

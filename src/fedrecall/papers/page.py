@@ -269,12 +269,12 @@ def measured_rows(paper: Paper, table: Table, cell: Cell, results: Results) -> l
 
 
 def listed(head: Sequence[str], cells: Iterable[Sequence[Sequence[str]]]) -> str:
-    """What was run of these cells' rows, as it stands or with a switch; cells that were not, folded below."""
+    """What was run of these cells' rows, as it stands or with a switch; those not run, folded below."""
     done: list[Sequence[str]] = []
     rest: list[Sequence[str]] = []
     for rows in cells:
         run = [row for row in rows if row[-1] != NOT_RUN]
-        (done if run else rest).extend(run or rows)
+        (done if run else rest).extend(run or rows[:1])
     parts = [grid(head, done)] if done else []
     if rest:
         parts.append(folded(f"{len(rest)} cells not run yet", grid(head, rest)))
