@@ -1,8 +1,11 @@
 """Seconds of CPU that one visit of W1 takes, beside the loop written by hand: for a machine that is busy.
 
     python -m benchmarks.steps [algorithm:precision ...]
+    PYTHONPATH=ANOTHER_CHECKOUT/src python -m benchmarks.steps --model lenet_cifar moon:5:bfloat16
 
 One thread, one epoch of one client, taking turns; CPU time, so that waiting for a core does not count.
+The loop written by hand is that of W1's network; another network's visits are timed alone, to compare
+two versions of this package.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ from fedrecall.training import visit
 CASES = ("fedavg:float32", "fedavg:bfloat16", "fedntd:float32", "fedntd:bfloat16")
 
 
-def measure(case: str, turns: int = 6) -> dict[str, Any]:
-    algorithm, precision = case.split(":")
+def measure(case: str, model: str, turns: int = 6) -> dict[str, Any]:
+    algorithm, precision = case.rsplit(":", 1)
     dataset = cifar10()
-    config = configs.make({"algorithm": algorithm, "precision": precision, **W1})
+    config = configs.make({**W1, "algorithm": algorithm, "precision": precision, "model": model})
     run = Experiment(config, dataset=dataset)
     recipe = replace(config.training, local_epochs=1)
     weights, data = run.model.initial(), run.federation.client(0)
@@ -48,9 +51,9 @@ def measure(case: str, turns: int = 6) -> dict[str, Any]:
         return go
 
     memory = run.algorithm.remember(weights)
+    floors = {"floor": by_hand(False), "floor with kernels": by_hand(True)} if model == W1["model"] else {}
     players = {
-        "floor": by_hand(False),
-        "floor with kernels": by_hand(True),
+        **floors,
         "fedrecall": lambda: visit(
             run.algorithm, run.model, recipe, data, down, memory, seed=0, round_number=1, client=0
         ),
@@ -63,7 +66,7 @@ def measure(case: str, turns: int = 6) -> dict[str, Any]:
             if turn:
                 seconds[name].append(time.process_time() - since)
     found: dict[str, Any] = {name: statistics.median(own) for name, own in seconds.items()}
-    for floor in ("floor", "floor with kernels"):
+    for floor in floors:
         pairs = zip(seconds["fedrecall"], seconds[floor], strict=True)
         found[f"ratio to {floor}"] = statistics.median(a / b for a, b in pairs)
     return found
@@ -74,17 +77,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("cases", nargs="*", default=CASES, help="algorithm:precision, such as fedavg:float32")
+    parser.add_argument("--model", default=W1["model"], help="another network, without the loop by hand")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = {}
-    print(
-        "| one epoch of a client, CPU s | floor | floor with kernels | fedrecall | / floor | / with kernels |"
-    )
-    print("|---|---|---|---|---|---|")
     for case in options.cases:
-        found = results[case] = measure(case)
+        found = results[case] = measure(case, options.model)
+        if len(results) == 1:
+            print(f"| one epoch of a client, CPU s | {' | '.join(found)} |")
+            print("|---" * (1 + len(found)) + "|")
         print(f"| {case} | " + " | ".join(f"{v:.3f}" for v in found.values()) + " |", flush=True)
-    write_json(Path(__file__).parent / "results" / "steps.json", results)
+    if options.model == W1["model"]:
+        write_json(Path(__file__).parent / "results" / "steps.json", results)
 
 
 if __name__ == "__main__":

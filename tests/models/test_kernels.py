@@ -1,6 +1,7 @@
 """The faster kernels compute what PyTorch's own do."""
 
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -32,6 +33,21 @@ def test_relu_and_pooling_at_once_are_bit_for_bit_the_two_in_turn(dtype, channel
     assert torch.equal(a, b)
     twice = torch.autograd.grad(kernels.relu_pool(x), x, g, create_graph=True)[0]
     assert torch.equal(a, twice)
+
+
+@pytest.mark.parametrize("channels", [1, 6, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_squares_whose_four_pixels_are_channels_are_pooled_alike(dtype, channels):
+    x = torch.randint(-3, 4, (5, channels, 8, 10), generator=stream()).to(dtype).requires_grad_()
+    g = torch.randn(5, channels, 4, 5, generator=stream(1)).to(dtype)
+    # [N, row, down, column, right, C] -> [N, row, column, right, down, C]
+    squares = x.permute(0, 2, 3, 1).reshape(5, 4, 2, 5, 2, channels).permute(0, 1, 3, 4, 2, 5).contiguous()
+    found = kernels._ReluPool.apply(squares, 3, 3).permute(0, 3, 1, 2)
+    expected = F.max_pool2d(F.relu(x), 2)
+    assert torch.equal(expected, found)
+    (a,) = torch.autograd.grad(expected, x, g)
+    for again in (False, True):
+        assert torch.equal(a, torch.autograd.grad(found, x, g, retain_graph=True, create_graph=again)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -161,8 +177,64 @@ def test_a_teacher_is_prepared_once_and_again_when_it_changes(compute):
     descend(weights.params, ones, zeros, Sgd(0.1, 0.9, 0.0, 1))
     fresh = Weights({n: p.clone() for n, p in weights.params.items()}, {})
     assert torch.equal(model.frozen(weights, x), model.frozen(fresh, x))
-    del weights, fresh, ones, zeros, p
+    del weights, fresh, ones, zeros, p, x
     assert not len(model._known)
+
+
+@pytest.mark.parametrize("compute", [None, torch.bfloat16])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_batch_is_prepared_once_for_all_models_that_see_it_and_again_when_it_changes(channels, compute):
+    model, other = (Model(build("cnn:16", (channels, 8, 8), 3), compute=compute) for _ in range(2))
+    weights, x = model.initial(), torch.rand(5, channels, 8, 8, generator=stream())
+    prepared = []
+    model._images = lambda x: prepared.append(x.shape) or Model._images(model, x)
+    model.frozen(weights, x), model.student({}, torch.tensor(0))(weights.params, x)
+    assert len(prepared) == 1 or (channels, compute) == (1, None)  # where it is but a view
+    x.mul_(-1)
+    assert torch.equal(model.frozen(weights, x), other.frozen(weights, x.clone()))
+    gone = weakref.ref(x)
+    del x
+    assert gone() is None
+
+
+@pytest.mark.parametrize("compute", [None, torch.bfloat16])
+def test_what_is_prepared_under_torch_func_ends_with_the_call(compute):
+    model = Model(build("cnn:16", (3, 8, 8), 3), compute=compute)
+    weights, x = model.initial(), torch.rand(5, 3, 8, 8, generator=stream())
+
+    def total(params):
+        return model.logits(Weights(params, {}), x).sum()
+
+    found = torch.func.grad(lambda params: torch.func.grad(total)(params)["fc2.bias"].sum())(weights.params)
+    assert all(torch.isfinite(g).all() for g in found.values())
+    assert all(kernels.plain(made) for _form, _versions, made in model._known.values())
+    assert torch.equal(total(weights.params), model.logits(weights, x.clone()).sum())
+
+
+def test_nothing_is_kept_of_what_inference_mode_makes():
+    model = Model(build("cnn:16", (3, 8, 8), 3), compute=torch.bfloat16)
+    weights, x = model.initial(), torch.rand(5, 3, 8, 8, generator=stream())
+    with torch.inference_mode():
+        inside = model.logits(weights, x)
+    weights.params["fc2.bias"].requires_grad_(True)
+    outside = model.logits(weights, x)
+    assert torch.equal(inside, outside)
+    assert torch.equal(*torch.autograd.grad(outside.sum(), weights.params["fc2.bias"]), torch.full((3,), 5.0))
+
+
+def test_a_network_that_changes_its_images_in_place_does_so_for_itself_alone():
+    model = Model(
+        nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(48, 2)), compute=torch.bfloat16
+    )
+    weights, x = model.initial(), torch.randn(5, 3, 4, 4, generator=stream())
+    given = x.clone()
+    model.frozen(weights, x)
+    assert torch.equal(x, given)
+    seen = []
+    model._eval[1].register_forward_pre_hook(lambda layer, args: seen.append(args[0].clone()))
+    model._eval[0] = nn.Identity()
+    model.frozen(weights, x)
+    assert torch.equal(seen[0], x.bfloat16())
 
 
 def test_teachers_in_a_stack_are_those_alone():

@@ -102,7 +102,8 @@ def equip(module: nn.Module) -> nn.Module:
 
 
 class _ReluPool(torch.autograd.Function):
-    """max-pool(relu(x)) over 2x2 pixels: of x's six axes ``rows`` is a square's two rows, 4 its columns.
+    """max-pool(relu(x)) over 2x2 pixels: ``columns`` is the axis of a square's two columns, ``rows`` that of
+    its two rows once columns are merged.
 
     The two commute, so the rectifier works on a quarter of the numbers; and where the maximum came
     from is found again by comparing instead of being stored as 64-bit places. Of equal pixels the
@@ -110,43 +111,45 @@ class _ReluPool(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: int) -> Tensor:
-        left, right = _halves(x, 4)
+    def forward(ctx: Any, x: Tensor, columns: int, rows: int) -> Tensor:
+        left, right = x.unbind(columns)
         row = torch.maximum(left, right)
-        upper, lower = _halves(row, rows)
+        upper, lower = row.unbind(rows)
         out = torch.maximum(upper, lower).clamp_min_(0)
-        ctx.save_for_backward(left, right, upper, lower, out)
-        ctx.rows = rows
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(_apart(left), row, _apart(upper), out)
+        ctx.columns, ctx.rows = columns, rows
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        left, right, upper, lower, out = ctx.saved_tensors
-        # Of each pair the second takes the gradient where it is greater, the first what is left.
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        left, row, upper, out = ctx.saved_tensors
+        # Of each pair the second takes the gradient where the maximum exceeds the first, the first what is
+        # left. Where the rectifier cut, there is no gradient to share out.
+        pairs = (upper, out, ctx.rows), (left, row, ctx.columns)
         if torch.is_grad_enabled():  # the gradient will itself be differentiated
             g = torch.where(out > 0, grads[0], 0.0)
-            for first, second, dim in ((upper, lower, ctx.rows), (left, right, 4)):
-                greater = second > first
+            for first, most, dim in pairs:
+                greater = most > first
                 g = torch.stack([torch.where(greater, 0.0, g), torch.where(greater, g, 0.0)], dim)
-            return g, None
+            return g, None, None
         g = _where_positive(grads[0].contiguous(), out, 0)
-        for first, second, dim in ((upper, lower, ctx.rows), (left, right, 4)):
-            both = g.new_empty((*g.shape[:dim], 2, *g.shape[dim:]))
-            to_first, to_second = both.unbind(dim)
+        for first, most, dim in pairs:
             if g.shape[-1] > FEW_CHANNELS:
-                _where_positive.grad_input(g, second - first, 0, grad_input=to_second)
+                both = g.new_empty((*g.shape[:dim], 2, *g.shape[dim:]))
+                to_first, to_second = both.unbind(dim)
+                _where_positive.grad_input(g, most - first, 0, grad_input=to_second)
                 torch.sub(g, to_second, out=to_first)
+                g = both
             else:
-                part = _where_positive(g, second - first, 0)
-                to_second.copy_(part)
-                to_first.copy_(g.sub_(part))
-            g = both
-        return g, None
+                to_second = _where_positive(g, most - first, 0)
+                g = torch.stack([g.sub_(to_second), to_second], dim)
+        return g, None, None
 
 
-def _halves(x: Tensor, dim: int) -> list[Tensor]:
-    """The two halves of an axis; lifted out where reading in between is slow, the runs being short."""
-    return [half if x.shape[-1] > FEW_CHANNELS else half.contiguous() for half in x.unbind(dim)]
+def _apart(half: Tensor) -> Tensor:
+    """Half of an axis, lifted out where a difference of it would be slow: short runs of two-byte numbers."""
+    return half.contiguous() if half.dtype == torch.bfloat16 and half.shape[-1] <= FEW_CHANNELS else half
 
 
 _where_positive = torch.ops.aten.threshold_backward  # vectorised, which `where` with a mask is not
@@ -162,7 +165,7 @@ def relu_pool(x: Tensor) -> Tensor:
         return F.relu(F.max_pool2d(x, 2))
     n, channels, height, width = x.shape
     squares = x.permute(0, 2, 3, 1).view(n, height // 2, 2, width // 2, 2, channels)
-    out: Tensor = _ReluPool.apply(squares, 2)  # type: ignore[no-untyped-call]
+    out: Tensor = _ReluPool.apply(squares, 4, 2)  # type: ignore[no-untyped-call]
     return out.permute(0, 3, 1, 2)
 
 
@@ -192,14 +195,16 @@ def conv_relu_pool(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """``max_pool2d(relu(conv(x)), 2)`` by one convolution that gives the four pixels of every square.
 
     They become channels: four kernels, each a pixel larger and shifted, moved by two pixels. That
-    fills the vectors, and the maximum is taken over channels that lie together.
+    fills the vectors, and the maximum is taken over channels that lie together: the left column's,
+    twice as many as a pixel has, then the right one's.
     """
     w, b = conv.weight, conv.bias
-    shifted = [F.pad(w, (right, 1 - right, down, 1 - down)) for down in (0, 1) for right in (0, 1)]
-    y = F.conv2d(x, weight(torch.cat(shifted)), None if b is None else b.repeat(4), 2, conv.padding)
+    shifted = [F.pad(w, (right, 1 - right, down, 1 - down)) for right in (0, 1) for down in (0, 1)]
+    bias = None if b is None else torch.cat([b] * 4)
+    y = F.conv2d(x, weight(torch.cat(shifted)), bias, 2, conv.padding)
     n, channels, height, width = y.shape
     squares = y.permute(0, 2, 3, 1).reshape(n, height, width, 2, 2, channels // 4)
-    out: Tensor = _ReluPool.apply(squares, 3)  # type: ignore[no-untyped-call]
+    out: Tensor = _ReluPool.apply(squares, 3, 3)  # type: ignore[no-untyped-call]
     return out.permute(0, 3, 1, 2)
 
 

@@ -7,6 +7,7 @@ under ``torch.func.vmap``.
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -161,32 +162,45 @@ class Model:
         return weights._replace(params={n: kernels.weight(p) for n, p in weights.params.items()})
 
     def _run(self, module: nn.Module, params: Params, buffers: Params, x: Tensor) -> Tensor:
-        if self.compute is not None:
-            x = x.to(self.compute)
         fixed = {n: self._ready_one(n, buffers[n]) for n in self.constants & buffers.keys()}
-        out: Tensor = functional_call(module, params | buffers | fixed, (kernels.images(x),))
+        given = self._once(x, "images", self._images)
+        out: Tensor = functional_call(module, params | buffers | fixed, (given,))
         return out.float() if self.compute is not None else out
+
+    def _images(self, x: Tensor) -> Tensor:
+        return kernels.images(x if self.compute is None else x.to(self.compute))
 
     def _ready(self, params: Params) -> Params:
         """Weights in the type and layout to compute with."""
         return {n: self._ready_one(n, p) for n, p in params.items()}
 
     def _ready_one(self, name: str, p: Tensor, rows: bool = False) -> Any:
-        """One of them, or a list of them along the leading axis; kept for as long as ``p`` is unchanged.
-
-        So a teacher is cast once a visit and not at every step.
-        """
+        """One of them, or a list of them along the leading axis."""
         make = self._cast_rows if rows else self._cast
-        if (p.requires_grad and torch.is_grad_enabled()) or p.is_inference() or not kernels.plain(p):
-            return make(name, p)
-        known = self._known.get(p)
-        if known is None or known[:2] != (p._version, rows):
-            with torch.no_grad():
-                known = (p._version, rows, make(name, p))
-            if known[2] is p:
-                return p
-            self._known[p] = known
-        return known[2]
+        return self._once(p, "rows" if rows else "whole", partial(make, name))
+
+    def _once(self, source: Tensor, form: str, make: Callable[[Tensor], Any]) -> Any:
+        """What ``make`` makes of a tensor; kept for as long as that is there and unchanged.
+
+        So a teacher is cast once a visit and not at every step, and a batch once for all models that see it.
+        """
+        if (
+            (source.requires_grad and torch.is_grad_enabled())
+            or source.is_inference()
+            or torch.is_inference_mode_enabled()
+            or not kernels.plain(source)
+        ):
+            return make(source)
+        known = self._known.get(source)
+        if known is not None and known[:2] == (form, _versions(source, known[2])):
+            return known[2]
+        with torch.no_grad():
+            made = make(source)
+        tensors = made if isinstance(made, list) else [made]
+        # A view would keep its source alive, and what torch.func wraps ends with the call it is made in.
+        if kernels.plain(*tensors) and not any(t is source or t._base is source for t in tensors):
+            self._known[source] = form, _versions(source, made), made
+        return made
 
     def _cast(self, name: str, p: Tensor) -> Tensor:
         if self.compute is not None and name not in self._exact:
@@ -307,6 +321,11 @@ class Student:
 
 def _equipped(module: nn.Module) -> nn.Module:
     return norms.equip(kernels.equip(copy.deepcopy(module).requires_grad_(False)))
+
+
+def _versions(*tensors: Any) -> list[int | None]:
+    """How often each was changed in place: a network may do that to the images it is given."""
+    return [getattr(t, "_version", None) for t in tensors]
 
 
 def _kept(module: nn.Module, name: str) -> bool:
