@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -17,7 +19,7 @@ from fedrecall import trees
 from fedrecall.data import partitions
 from fedrecall.data.datasets import Split
 from fedrecall.errors import UserError
-from fedrecall.experiment import Experiment, Interrupted
+from fedrecall.experiment import Experiment, Interrupted, git_revision
 from fedrecall.measures.accuracy import evaluate
 from fedrecall.records import RunFolder
 
@@ -75,6 +77,34 @@ def test_the_folder_says_what_made_the_run(tmp_path):
     assert torch.__version__.startswith(made["versions"]["torch"].split("+")[0])
     parts, _ = partitions.load(folder / "partition.json", 160)
     assert len(parts) == 8
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_revision_is_that_of_the_code_and_says_whether_it_was_changed(tmp_path):
+    def git(*words):
+        mine = ("-c", "user.name=me", "-c", "user.email=me@localhost")
+        return subprocess.run(
+            ["git", "-C", tmp_path, *mine, *words], check=True, capture_output=True, text=True
+        )
+
+    git("init", "--quiet")
+    code, installed, note = (tmp_path / n for n in ("pkg/code.py", ".venv/pkg/code.py", "note.txt"))
+    for path in (code, installed, note):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1")
+    assert git_revision(code) is None  # no repository holds it yet
+    git("add", "pkg", "note.txt")
+    git("commit", "--quiet", "--message=one")
+    head = git("rev-parse", "HEAD").stdout.strip()
+    note.write_text("2")  # not of the code
+    assert git_revision(code) == head
+    assert git_revision(installed) is None
+    (code.parent / "new.py").write_text("1")
+    assert git_revision(code) == f"{head}+"
+    (code.parent / "new.py").unlink()
+    code.write_text("2")
+    assert git_revision(code) == f"{head}+"
+    assert git_revision(tmp_path / "gone" / "code.py") is None
 
 
 def test_a_run_is_stopped_by_a_signal_after_its_round_and_resumes_bit_for_bit(tmp_path, straight):

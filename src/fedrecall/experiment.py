@@ -643,7 +643,7 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "threads": torch.get_num_threads(),
         "gpu": gpu,
-        "git": _git_revision(),
+        "git": git_revision(),
     }
 
 
@@ -657,11 +657,18 @@ def _cpu_name() -> str:
     return platform.processor()
 
 
-def _git_revision() -> str | None:
-    here = Path(__file__).parent
+def git_revision(code: Path = Path(__file__)) -> str | None:
+    """The revision that holds this file, with a plus if its folder has been changed since.
+
+    None of a file that no repository holds: an installed package may lie inside somebody else's.
+    """
+
+    def ask(*words: str) -> str:
+        command = ["git", "--no-optional-locks", "-C", str(code.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+
     try:
-        ask = ["git", "-C", str(here), "rev-parse", "HEAD"]
-        found = subprocess.run(ask, capture_output=True, text=True, timeout=5, check=True)
+        ask("ls-files", "--error-unmatch", code.name)
+        return ask("rev-parse", "HEAD") + ("+" if ask("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip() or None

@@ -6,13 +6,21 @@ MADE = {
     "cpu": "a CPU",
     "gpu": None,
     "versions": {"torch": "2.13.0"},
-    "git": "abc",
     "started": "2026-11-20T12:00:00",
 }
 
 
 def outcome(
-    cell, accuracy, seed=0, forgetting=None, variant=None, failed=None, measures=None, seconds=None, **changes
+    cell,
+    accuracy,
+    seed=0,
+    forgetting=None,
+    variant=None,
+    failed=None,
+    measures=None,
+    seconds=None,
+    git="abc",
+    **changes,
 ):
     """A run of a cell with this accuracy after every round (in percent)."""
     return Outcome(
@@ -25,6 +33,6 @@ def outcome(
         bytes_up=1,
         failures=0,
         measures=measures or {},
-        made=MADE,
+        made=MADE | {"git": git},
         failed=failed,
     )

@@ -46,6 +46,16 @@ def test_rows_say_what_was_measured_after_how_many_rounds(tmp_path):
     assert "a CPU, torch 2.13.0, bfloat16: 1 run, 2 rounds, 2026-11-20, revisions abc" in page
 
 
+def test_what_was_made_by_code_that_no_revision_holds_says_so(tmp_path):
+    cell = table("fedntd/table1").cell("cifar10/shard2", "fedntd")
+    save(outcome(cell, [30.0], git="0123456789" * 4), tmp_path)
+    assert "Measured on:" in render(tmp_path)
+    save(outcome(cell, [30.0], seed=1, git="0123456789" * 4 + "+"), tmp_path)
+    page = render(tmp_path)
+    assert "Measured on (+: a revision with changes that were not committed):" in page
+    assert "revisions 0123456789, 0123456789+\n" in page
+
+
 def test_a_cell_that_no_run_answers_stands_there_once(tmp_path):
     # A ratio of times needs the baseline's run as well, which is missing.
     k5 = table("sfedkd/time_to_accuracy").cell("cifar10/60%", "k5")

@@ -217,7 +217,7 @@ def _machines(results: Results) -> str:
     lines = []
     for (machine, torch, precision), runs in sorted(found.items()):
         dates = sorted(str(r.made.get("started", ""))[:10] for r in runs)
-        revisions = sorted({str(r.made.get("git") or "unknown")[:10] for r in runs})
+        revisions = sorted({_abridged(r.made.get("git") or "unknown") for r in runs})
         when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
         count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
         rounds = sum(r.done for r in runs)
@@ -225,7 +225,13 @@ def _machines(results: Results) -> str:
             f"- {machine}, {torch}, {precision}: {count}, {rounds:,} rounds, {when}, "
             f"revisions {', '.join(revisions)}"
         )
-    return "Measured on:\n\n" + "\n".join(lines) + "\n"
+    changed = any(str(r.made.get("git")).endswith("+") for r in results)
+    head = "Measured on" + " (+: a revision with changes that were not committed)" * changed
+    return f"{head}:\n\n" + "\n".join(lines) + "\n"
+
+
+def _abridged(revision: str) -> str:
+    return revision[:10] + "+" * revision.endswith("+")
 
 
 def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) -> str:
