@@ -50,7 +50,7 @@ class Config:
     training: Recipe = field(default_factory=Recipe)
     """How a client trains."""
     augmentation: str | None = None
-    """Training augmentation: crop, flip, cutout joined by +, or none; by default what suits the data set."""
+    """Augmentation: crop, reflect, flip, cutout joined by +, or none; by default what suits the data."""
     test_augmentation: str = "none"
     """What is done to test images: nothing, but to see whether a paper's numbers were made so."""
     normalisation: Literal["auto", "data", "fixed"] = "auto"

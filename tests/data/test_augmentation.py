@@ -10,22 +10,22 @@ from fedrecall.data.augmentation import AUGMENTATIONS, Augmentation, default_for
 from fedrecall.errors import UserError
 
 
-def by_hand(x, shift, flip, hole, mean, std, crop, cutout):
+def by_hand(x, shift, flip, hole, mean, std, crop, cutout, reflect):
     """Every pixel of every image, in plain Python."""
     count, channels, height, width = x.shape
+    sides = [(0, 0), (0, 0), (crop, crop), (crop, crop)]
+    padded = np.pad(x, sides, mode="reflect") if reflect else np.pad(x, sides)
     out = np.zeros(x.shape)
     for i in range(count):
         centre = [hole[i, 0] * height // 2**31, hole[i, 1] * width // 2**31]
         for row in range(height):
             for column in range(width):
-                r = row + (shift[i, 0] - crop if crop else 0)
-                c = (width - 1 - column) if flip[i] else column
-                c = c + (shift[i, 1] - crop if crop else 0)
-                inside = 0 <= r < height and 0 <= c < width
+                r = row + shift[i, 0]
+                c = ((width - 1 - column) if flip[i] else column) + shift[i, 1]
                 low = [centre[0] - cutout // 2, centre[1] - cutout // 2]
                 gone = low[0] <= row < low[0] + cutout and low[1] <= column < low[1] + cutout
                 for channel in range(channels):
-                    pixel = int(x[i, channel, r, c]) if inside else 0
+                    pixel = int(padded[i, channel, r, c])
                     value = (pixel / 255 - mean[channel]) / std[channel]
                     out[i, channel, row, column] = 0.0 if gone else value
     return out
@@ -37,16 +37,22 @@ def some(count=6, channels=3, height=7, width=9, seed=0):
     return x, torch.rand(channels, generator=stream), torch.rand(channels, generator=stream) + 0.1
 
 
-@given(st.integers(0, 5), st.booleans(), st.integers(0, 12), st.integers(0, 1000))
-@settings(max_examples=40, deadline=None)
-def test_equals_the_formula_by_hand(crop, flip, cutout, seed):
-    augmentation = Augmentation(crop, flip, cutout)
-    x, mean, std = some(seed=seed)
+@given(
+    st.integers(0, 5),
+    st.booleans(),
+    st.integers(0, 12),
+    st.booleans(),
+    st.integers(1, 7),
+    st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_equals_the_formula_by_hand(crop, flip, cutout, reflect, height, seed):
+    augmentation = Augmentation(crop, flip, cutout, reflect and crop > 0)
+    x, mean, std = some(height=height, seed=seed)
     draws = augmentation.draw(torch.Generator().manual_seed(seed), len(x))
     got = augmentation.apply(x, draws, mean, std, torch.float64)
-    want = by_hand(
-        x.numpy(), *(d.numpy() for d in draws), mean.double().numpy(), std.double().numpy(), crop, cutout
-    )
+    numbers = (t.numpy() for t in (x, *draws, mean.double(), std.double()))
+    want = by_hand(*numbers, crop, cutout, augmentation.reflect)
     np.testing.assert_allclose(got.numpy(), want, atol=1e-12)
 
 
@@ -60,8 +66,9 @@ def test_plain_normalises(dtype):
     torch.testing.assert_close(got.double(), want, atol=tolerance, rtol=tolerance)
 
 
-def test_works_under_vmap_and_with_more_leading_dimensions():
-    augmentation = AUGMENTATIONS["crop+flip+cutout"]
+@pytest.mark.parametrize("name", ["crop+flip+cutout", "crop+reflect+flip"])
+def test_works_under_vmap_and_with_more_leading_dimensions(name):
+    augmentation = AUGMENTATIONS[name]
     x, mean, std = some(count=12, height=20, width=20)
     draws = augmentation.draw(torch.Generator().manual_seed(3), 12)
     want = augmentation.apply(x, draws, mean, std)
@@ -121,6 +128,7 @@ def test_parse():
     assert Augmentation.parse("none") == Augmentation()
     assert Augmentation.parse("crop+flip+cutout") == Augmentation(4, True, 16)
     assert Augmentation.parse("crop:2 + cutout:8") == Augmentation(2, False, 8)
+    assert Augmentation.parse("flip+crop:2+reflect") == Augmentation(2, True, reflect=True)
     assert Augmentation.parse({"crop": 1}) == Augmentation(1)
     for name, preset in AUGMENTATIONS.items():
         assert Augmentation.parse(name) == preset
@@ -137,6 +145,7 @@ def test_parse():
         ("cutout:3000000000", r"must be in \[0, 4096\]"),
         ("crop:x", "a whole number"),
         ("crop+crop", "twice"),
+        ("reflect+flip", "crop\\+reflect"),
         (7, "is text"),
         ({"crop": 1, "hole": 2}, "no 'hole'"),
     ],
@@ -148,6 +157,6 @@ def test_what_cannot_be_parsed_is_said_in_a_sentence(spec, said):
 
 def test_defaults_follow_the_papers_and_leave_digits_unmirrored():
     assert default_for("cifar10") == Augmentation(4, True, 16)
-    assert default_for("cinic10") == Augmentation(crop=4, flip=True)
+    assert default_for("cinic10") == Augmentation(crop=4, flip=True, reflect=True)
     for name in ("mnist", "digits", "folder", "synthetic"):
         assert not default_for(name).flip

@@ -111,6 +111,17 @@ def test_lda_gives_everyone_the_least_and_balance_caps(balance):
         assert (counts[before >= 500] > 0).any()
 
 
+def test_dirichlet_is_lda_without_balance_and_can_have_it():
+    labels = labels_of([500, 300, 700, 400])
+    for seed in range(3):
+        for one, other in (
+            ("dirichlet:0.3", "lda:0.3,balance=false"),
+            ("dirichlet:0.3,balance=true", "lda:0.3"),
+        ):
+            assert (counts_of(one, labels, 12, seed) == counts_of(other, labels, 12, seed)).all()
+    assert (counts_of("dirichlet:0.3", labels, 12) != counts_of("lda:0.3", labels, 12)).any()
+
+
 def test_smaller_concentration_is_more_skewed():
     labels = labels_of([5000] * 10)
 

@@ -55,7 +55,7 @@ def test_fedntds_setup_is_appendix_b():
         t = config.training
         assert (t.lr, t.lr_decay, t.momentum, t.weight_decay, t.batch_size) == (0.01, 0.99, 0.9, 1e-5, 50)
         assert config.rounds == 200
-        assert config.augmentation == ("crop+flip" if "cinic" in column else "crop+flip+cutout")
+        assert config.augmentation == ("crop+reflect+flip" if "cinic" in column else "crop+flip+cutout")
     moon = table("fedntd/table1").cell("cifar10/shard2", "moon").config().algorithm
     assert (moon["mu"], moon["tau"], moon["projection"]) == (1.0, 0.5, 0)
 
@@ -172,3 +172,28 @@ def test_the_usual_spread_is_the_median_of_the_published_ones():
     assert len(spreads) == 56
     assert load_paper("fedssd").usual_std == (spreads[27] + spreads[28]) / 2
     assert load_paper("fedcad").usual_std is None
+
+
+def test_a_switch_is_of_the_data_sets_and_partitions_that_it_speaks_of():
+    fedntd, fedssd = (load_paper(p) for p in ("fedntd", "fedssd"))
+    uncut = fedntd.variant("no-cutout")
+    plain = {c: fedntd.tables["table1"].cell(c, "fedavg") for c in fedntd.tables["table1"].columns}
+    changed = {c.partition("/")[0] for c, cell in plain.items() if cell.changed_by(uncut)}
+    assert changed == {"mnist", "cifar10", "cifar100"}  # CINIC-10 has none to leave out
+    assert plain["cinic10/lda0.1"].config().augmentation == "crop+reflect+flip"
+    table1, table2 = fedssd.tables["table1"], fedssd.tables["table2"]
+    reflect, balanced = fedssd.variant("reflect"), fedssd.variant("balanced")
+    assert [table1.cell(c, "moon").changed_by(reflect) for c in table1.columns] == [True, False, False]
+    assert [table2.cell(c, "moon").changed_by(balanced) for c in table2.columns] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    both = table2.cell("dirichlet10", "fedssd").config(variant=fedssd.variant("balanced+reflect"))
+    assert (both.augmentation, both.partition["balance"], both.partition["delta"]) == (
+        "crop+reflect+flip",
+        True,
+        10,
+    )

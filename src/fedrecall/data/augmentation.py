@@ -37,11 +37,17 @@ class Augmentation:
     """What happens to a training image: crop, then flip, then normalise, then Cutout."""
 
     crop: Annotated[int, Range(0, LARGEST)] = 0
-    """Black pixels added on every side before cropping back to size at random; 0: no crop."""
+    """Pixels added on every side, black ones, before cropping back to size at random; 0: no crop."""
     flip: bool = False
     """Mirror every other image, at random."""
     cutout: Annotated[int, Range(0, LARGEST)] = 0
     """Side of a square of zeros around a random pixel, clipped at the border; 0: none."""
+    reflect: bool = False
+    """Whether a crop adds the image's mirror image instead of black."""
+
+    def __post_init__(self) -> None:
+        if self.reflect and not self.crop:
+            raise UserError("an augmentation that reflects says what is added before a crop: crop+reflect.")
 
     @classmethod
     def parse(cls, spec: str | Mapping[str, Any] | Augmentation) -> Augmentation:
@@ -93,7 +99,7 @@ class Augmentation:
             return plain(x, mean, std, dtype)
         height, width = x.shape[-2:]
         if self.crop or self.flip:
-            x = _pick(x, draws, self.crop)
+            x = _pick(x, draws, self.crop, self.reflect)
         y = plain(x, mean, std, dtype)
         if self.cutout:
             y.mul_(_outside(draws.hole, height, width, self.cutout).to(y.dtype).unsqueeze(-3))
@@ -111,19 +117,30 @@ def plain(x: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype = torch.float
     return x.to(wide).mul_(scale).add_(offset).to(dtype)
 
 
-def _pick(x: Tensor, draws: Draws, pad: int) -> Tensor:
+def _pick(x: Tensor, draws: Draws, pad: int, reflect: bool) -> Tensor:
     """Crop and flip in one gather: where each pixel of the result lies in the padded image."""
     height, width = x.shape[-2:]
     row = torch.arange(height, device=x.device)
     column = torch.arange(width, device=x.device)
     column = torch.where(draws.flip[..., None], width - 1 - column, column)  # [..., B, W]
+    row_length = width
     if pad:
         row = row + draws.shift[..., 0:1]  # [..., B, H]
         column = column + draws.shift[..., 1:2]
-        x = F.pad(x, (pad, pad, pad, pad))
-    index = (row * (width + 2 * pad)).unsqueeze(-1) + column.unsqueeze(-2)  # [..., B, H, W]
+        if reflect:
+            row, column = _mirrored(row - pad, height), _mirrored(column - pad, width)
+        else:
+            x, row_length = F.pad(x, (pad, pad, pad, pad)), width + 2 * pad
+    index = (row * row_length).unsqueeze(-1) + column.unsqueeze(-2)  # [..., B, H, W]
     index = index.flatten(-2).unsqueeze(-2).expand(*x.shape[:-2], height * width)
     return x.flatten(-2).gather(-1, index).reshape(*x.shape[:-2], height, width)
+
+
+def _mirrored(place: Tensor, size: int) -> Tensor:
+    """Which of ``size`` pixels stands at a place beside them, if the ends are mirrors."""
+    period = max(1, 2 * (size - 1))
+    place = place.remainder(period)
+    return torch.minimum(place, period - place)
 
 
 def _outside(hole: Tensor, height: int, width: int, side: int) -> Tensor:
@@ -135,19 +152,20 @@ def _outside(hole: Tensor, height: int, width: int, side: int) -> Tensor:
     return row_kept.unsqueeze(-1) | column_kept.unsqueeze(-2)
 
 
-_USUAL: dict[str, Any] = {"crop": 4, "flip": True, "cutout": 16}
+_USUAL: dict[str, Any] = {"crop": 4, "reflect": True, "flip": True, "cutout": 16}
 
 AUGMENTATIONS: dict[str, Augmentation] = {
     "none": Augmentation(),
     "flip": Augmentation(flip=True),
     "crop+flip": Augmentation(crop=4, flip=True),
+    "crop+reflect+flip": Augmentation(crop=4, flip=True, reflect=True),
     "crop+flip+cutout": Augmentation(crop=4, flip=True, cutout=16),
 }
 
 _DEFAULTS = {
     "cifar10": "crop+flip+cutout",
     "cifar100": "crop+flip+cutout",
-    "cinic10": "crop+flip",
+    "cinic10": "crop+reflect+flip",
     "tiny_imagenet": "crop+flip",
     "ham10000": "flip",
 }
@@ -156,7 +174,7 @@ _DEFAULTS = {
 def default_for(dataset: str) -> Augmentation:
     """What a data set gets when nothing is asked for.
 
-    FedNTD's recipes for the CIFARs and CINIC-10 (which its code pads by reflection); mirrored digits are
-    not digits, and nothing is known of a user's own images, so these are left as they are.
+    FedNTD's recipes for the CIFARs and CINIC-10; mirrored digits are not digits, and nothing is known
+    of a user's own images, so these are left as they are.
     """
     return AUGMENTATIONS[_DEFAULTS.get(dataset, "none")]

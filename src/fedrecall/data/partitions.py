@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -156,18 +157,7 @@ class LDA(Partition):
 
     def owners(self, labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
         """The client of every example."""
-        sizes = np.bincount(labels)
-
-        def draw() -> Ints:
-            counts = np.zeros((len(sizes), clients), np.int64)
-            held = np.zeros(clients, np.int64)
-            for c, size in enumerate(sizes):
-                # A Dirichlet vector restricted to some of its entries and renormalised is Dirichlet.
-                takers = np.flatnonzero(held * clients < len(labels)) if self.balance else np.arange(clients)
-                counts[c, takers] = dirichlet_counts(size, np.full(len(takers), self.alpha), rng)
-                held += counts[c]
-            return counts
-
+        draw = partial(shared_out, np.bincount(labels), clients, self.alpha, self.balance, rng)
         return self._drawn(draw, labels, clients, rng)
 
     def global_owners(self, labels: Ints, clients: int, rng: np.random.Generator, seed: int) -> Ints:
@@ -183,21 +173,19 @@ class LDA(Partition):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """The draw of ``lda`` without balancing, as FedCAD and FedSSD use it."""
+    """The draw of ``lda``, by default without balancing, as FedCAD and FedSSD describe it."""
 
     delta: Annotated[float, POSITIVE] = 0.5
     """Concentration: the smaller, the fewer clients share a class."""
     min_size: Annotated[int, AT_LEAST_ONE] = 10
     """Fewest examples a client may have."""
+    balance: bool = False
+    """No more classes for a client that holds examples / clients already."""
 
     def owners(self, labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
         """The client of every example."""
-        concentration = np.full(clients, self.delta)
-
-        def draw() -> Ints:
-            return np.stack([dirichlet_counts(n, concentration, rng) for n in np.bincount(labels)])
-
-        settings = f"partition dirichlet: delta={self.delta:g}"
+        draw = partial(shared_out, np.bincount(labels), clients, self.delta, self.balance, rng)
+        settings = f"partition dirichlet: delta={self.delta:g}, balance={str(self.balance).lower()}"
         return assign(labels, repeat(draw, self.min_size, clients, len(labels), settings), rng)
 
 
@@ -286,6 +274,23 @@ def assign(labels: Ints, counts: Ints, rng: np.random.Generator) -> Ints:
     owner = np.empty(len(labels), np.int64)
     owner[by_class(labels, rng)] = np.repeat(np.tile(np.arange(clients), classes), counts.ravel())
     return owner
+
+
+def shared_out(
+    sizes: Ints, clients: int, concentration: float, balance: bool, rng: np.random.Generator
+) -> Ints:
+    """Examples of each class for each client, ``[C, N]``: every class by a draw of its own.
+
+    With ``balance`` a client that already holds its even share gets none of the classes that follow.
+    """
+    counts = np.zeros((len(sizes), clients), np.int64)
+    held = np.zeros(clients, np.int64)
+    for c, size in enumerate(sizes):
+        # A Dirichlet vector restricted to some of its entries and renormalised is Dirichlet.
+        takers = np.flatnonzero(held * clients < sizes.sum()) if balance else np.arange(clients)
+        counts[c, takers] = dirichlet_counts(size, np.full(len(takers), concentration), rng)
+        held += counts[c]
+    return counts
 
 
 def dirichlet_counts(total: int, concentration: Floats, rng: np.random.Generator) -> Ints:

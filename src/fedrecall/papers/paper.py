@@ -46,6 +46,8 @@ class Variant:
     """The only algorithm it means anything to."""
     partitions: Sequence[str] = ()
     """The only partitions it means anything to, if not all."""
+    datasets: Sequence[str] = ()
+    """The only data sets it means anything to, if not all."""
     table: str | None = None
     """The only table it means anything to."""
     not_in: str | None = None
@@ -57,8 +59,10 @@ class Variant:
 
     def applies(self, config: Config) -> bool:
         """Whether it means anything to this config."""
-        return self.algorithm in (None, config.algorithm["name"]) and (
-            not self.partitions or config.partition["name"] in self.partitions
+        return (
+            self.algorithm in (None, config.algorithm["name"])
+            and (not self.partitions or config.partition["name"] in self.partitions)
+            and (not self.datasets or config.dataset["name"] in self.datasets)
         )
 
     def in_force(self, cell: Cell, config: Config) -> bool:
