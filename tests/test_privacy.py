@@ -362,7 +362,7 @@ def test_replacing_one_clients_data_moves_the_sum_by_at_most_two_clips(name, mon
     bound = 2 * CLIP * (2 if name == "feddyn" else 1)
     moved = moved_by(name)
     assert 0.1 * bound < moved <= bound * (1 + 1e-9)
-    monkeypatch.setattr(Dataset, "fixed", lambda dataset: dataset)
+    monkeypatch.setattr(Dataset, "fixed", lambda dataset, mapped: dataset)
     assert moved_by(name) > bound  # with statistics of the data everyone's update moves
 
 
@@ -374,15 +374,17 @@ def test_protecting_algorithms_normalise_without_the_data():
     assert normalisation(algorithm="private") == "fixed"
     assert normalisation(algorithm="private", normalisation="fixed") == "fixed"
     assert normalisation(normalisation="fixed") == "fixed"
+    assert normalisation(algorithm="private", normalisation="none") == "none"
     with pytest.raises(UserError, match="'data' lets each client's data change every client's inputs"):
         normalisation(algorithm="private", normalisation="data")
     for name, mean, std in (("private", 0.5, 0.5), ("fedavg", data().mean.item(), data().std.item())):
         run = experiment(name)
         for seen in (run.federation.client(0), run.federation.test):
             assert (seen.mean.item(), seen.std.item()) == (mean, std)
-    pixels = ClientData(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1), torch.tensor([0, 1]), 2,
-                        *fixed_statistics((1, 1, 1)))  # fmt: skip
-    np.testing.assert_allclose(next(pixels.batches()).x.flatten(), [-1, 1])
+    for mapped, seen in ((True, [-1, 1]), (False, [0, 1])):
+        pixels = ClientData(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1), torch.tensor([0, 1]), 2,
+                            *fixed_statistics((1, 1, 1), mapped))  # fmt: skip
+        np.testing.assert_allclose(next(pixels.batches()).x.flatten(), seen)
 
 
 def without_normalisation(folder: Path) -> None:

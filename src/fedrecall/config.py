@@ -53,8 +53,8 @@ class Config:
     """Augmentation: crop, reflect, flip, cutout joined by +, or none; by default what suits the data."""
     test_augmentation: str = "none"
     """What is done to test images: nothing, but to see whether a paper's numbers were made so."""
-    normalisation: Literal["auto", "data", "fixed"] = "auto"
-    """Inputs' mean and deviation: of all clients' data, or fixed; auto: data, but for `private` fixed."""
+    normalisation: Literal["auto", "data", "fixed", "none"] = "auto"
+    """Inputs' mean and deviation: of clients' data, fixed, or none; auto: data, but for `private` fixed."""
     auxiliary_per_class: Annotated[int | None, NON_NEGATIVE] = None
     """Training examples of each class set apart for the server; by default what the algorithm needs."""
     seed: Annotated[int, NON_NEGATIVE] = 0
@@ -103,7 +103,7 @@ class Config:
         elif self.normalisation == "data" and protects:
             raise UserError(
                 "normalisation = 'data' lets each client's data change every client's inputs, which "
-                f"{self.algorithm['name']} does not protect: leave it out, or say fixed."
+                f"{self.algorithm['name']} does not protect: leave it out, or say fixed or none."
             )
         if self.global_seed is not None and self.partition_seed is not None:
             raise UserError("global_seed deals the partition by itself: leave partition_seed out.")

@@ -516,10 +516,10 @@ def federate(
         parts = [rest[part] for part in split]
     augmentation = Augmentation.parse(config.augmentation or "none")
     tested = Augmentation.parse(config.test_augmentation)
-    if config.normalisation == "fixed" and dataset.standardised:
+    if config.normalisation != "data" and dataset.standardised:
         raise UserError(
             f"the columns of {dataset.name} are standardised by all clients' data, which normalisation = "
-            "'fixed' is to avoid: read its files with standardise=false."
+            f"{config.normalisation!r} is to avoid: read its files with standardise=false."
         )
     dataset = normalised(config, dataset).to(device_of(config))
     return Federation(dataset, parts, augmentation, DTYPES[config.precision], auxiliary, tested)
@@ -527,7 +527,8 @@ def federate(
 
 def normalised(config: Config, dataset: Dataset) -> Dataset:
     """The data set with the statistics that the config asks for."""
-    return dataset.fixed() if config.normalisation == "fixed" else dataset
+    how = config.normalisation
+    return dataset if how == "data" else dataset.fixed(mapped=how == "fixed")
 
 
 def describe(federation: Federation) -> tuple[Sequence[np.ndarray], dict[str, Any]]:

@@ -109,12 +109,16 @@ def test_labels_follow_the_names_that_the_federation_agreed_on():
         Silo(node, config, Data(names, [0.1] * 3, [0.1] * 3))
 
 
-def test_fixed_normalisation_is_the_nodes_own_whatever_the_server_says():
-    config = configs.make({"clients": 1, "sample": 1, "algorithm": "private:fedavg,noise=0"})
+@pytest.mark.parametrize(
+    ("settings", "statistics"),
+    [({"algorithm": "private:fedavg,noise=0"}, (0.5, 0.5)), ({"normalisation": "none"}, (0.0, 1.0))],
+)
+def test_fixed_normalisation_is_the_nodes_own_whatever_the_server_says(settings, statistics):
+    config = configs.make({"clients": 1, "sample": 1, **settings})
     node = Node(client=0, data="digits", device="cpu")
     silo = Silo(node, config, Data([f"{k}" for k in range(10)], [0.25], [0.1]))
     for seen in (silo.train, silo.test):
-        assert (seen.mean.item(), seen.std.item()) == (0.5, 0.5)
+        assert (seen.mean.item(), seen.std.item()) == statistics
 
 
 @pytest.mark.parametrize(

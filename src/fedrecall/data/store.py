@@ -57,9 +57,9 @@ class Dataset:
         """Of one example: (C, H, W), or (F,) of a table."""
         return tuple(self.train.x.shape[1:])
 
-    def fixed(self) -> Dataset:
+    def fixed(self, mapped: bool = True) -> Dataset:
         """The data set with a mean and a deviation in which no example has a part."""
-        mean, std = fixed_statistics(self.shape)
+        mean, std = fixed_statistics(self.shape, mapped)
         return replace(self, mean=mean.to(self.mean.device), std=std.to(self.std.device))
 
     def to(self, device: torch.device) -> Dataset:
@@ -82,14 +82,14 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean.float(), torch.where(std > 0, std, 1.0).float()
 
 
-def fixed_statistics(shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+def fixed_statistics(shape: Sequence[int], mapped: bool = True) -> tuple[Tensor, Tensor]:
     """Mean and deviation for examples of this shape, whatever they are.
 
-    An image's pixels, on the scale 0 to 1, become -1 to 1; of a table's columns nothing is known, so
-    they stay as they are.
+    An image's pixels, on the scale 0 to 1, become -1 to 1 if they are to be ``mapped``; of a table's
+    columns nothing is known, so they stay as they are.
     """
-    image = len(shape) == 3
-    return torch.full(shape[:1], 0.5 if image else 0.0), torch.full(shape[:1], 0.5 if image else 1.0)
+    mapped = mapped and len(shape) == 3
+    return torch.full(shape[:1], 0.5 if mapped else 0.0), torch.full(shape[:1], 0.5 if mapped else 1.0)
 
 
 _ARRAYS = ("train.x", "train.y", "test.x", "test.y", "mean", "std")

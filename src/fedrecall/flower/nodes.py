@@ -244,7 +244,9 @@ class Nodes:
                     "are not those of any examples."
                 )
         else:
-            mean, std = (t.tolist() for t in fixed_statistics(first.shape))
+            mean, std = (
+                t.tolist() for t in fixed_statistics(first.shape, self.config.normalisation == "fixed")
+            )
         self.facts = Facts(tuple(first.shape), Data(names, mean, std))
         return self.facts
 

@@ -51,7 +51,7 @@ class Announcement(NamedTuple):
     classes: list[str]
     """Names of the classes, in the order of their numbers."""
     mean: list[float]
-    """The training images' channel means; none where the run's normalisation is fixed."""
+    """The training images' channel means; none if the run's normalisation is not of the data."""
     std: list[float]
 
 
