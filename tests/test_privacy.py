@@ -382,8 +382,8 @@ def test_protecting_algorithms_normalise_without_the_data():
         for seen in (run.federation.client(0), run.federation.test):
             assert (seen.mean.item(), seen.std.item()) == (mean, std)
     for mapped, seen in ((True, [-1, 1]), (False, [0, 1])):
-        pixels = ClientData(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1), torch.tensor([0, 1]), 2,
-                            *fixed_statistics((1, 1, 1), mapped))  # fmt: skip
+        x, y = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1), torch.tensor([0, 1])
+        pixels = ClientData(x, y, 2, *fixed_statistics((1, 1, 1), mapped))
         np.testing.assert_allclose(next(pixels.batches()).x.flatten(), seen)
 
 
