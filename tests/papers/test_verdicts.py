@@ -226,6 +226,10 @@ def test_rounds_to_the_baselines_accuracy_are_those_of_the_same_seed():
     begun = [outcome(mine, [5.0] * 9), outcome(base, [20.0] * 9)]
     v = verdict(*begun, cell=mine, quantity="rounds_to_baseline", of=t)
     assert (v.word, v.measured.text(0)) == (PARTIAL, "not yet")
+    # Where the baseline goes on, it is its last accuracy all the same.
+    begun = [outcome(mine, [5.0] * 9), outcome(base, [1.0] * 9 + [20.0] * 91)]
+    v = verdict(*begun, cell=mine, quantity="rounds_to_baseline", of=t)
+    assert (v.word, v.measured.text(0)) == (PARTIAL, "not yet")
 
 
 def test_failed_seeds_count():

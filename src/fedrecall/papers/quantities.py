@@ -80,7 +80,7 @@ NEVER = math.inf
 def _rounds_to_baseline(q: Question) -> float | None:
     if q.baseline is None or q.baseline.done < q.at or q.baseline.failed is not None:
         return None
-    found = first_round(q.run.accuracy[: q.at], q.baseline.accuracy[q.at - 1])
+    found = first_round(q.run.accuracy[: q.at], q.baseline.accuracy[-1])
     return NEVER if found is None else found
 
 
