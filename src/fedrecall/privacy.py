@@ -38,15 +38,15 @@ def sums(algorithm: FedAvg, *, equal: bool = True) -> bool:
     """Whether the mean of a round's uploads is all that `aggregate` makes use of.
 
     ``equal``: the mean with equal weights, of clients that count alike; otherwise weighted by
-    numbers of examples. What has the property can run behind secure aggregation.
+    numbers of examples. What has the property can run behind secure aggregation. What `protects` has
+    not, since it looks at every upload, even where it finds nothing to shorten.
     """
-    return _sums(algorithm, _template(algorithm), equal)
+    return not algorithm.protects and _sums(algorithm, _template(algorithm), equal)
 
 
 def summed(*, equal: bool = True) -> list[str]:
     """Names of the algorithms of which `sums` is true."""
-    others = [n for n in ALGORITHMS if n != "private"]  # which shortens every upload once more
-    return [n for n in others if sums(ALGORITHMS.make(n), equal=equal)]
+    return [n for n in ALGORITHMS if sums(ALGORITHMS.make(n), equal=equal)]
 
 
 def protectable(algorithm: FedAvg) -> str | None:

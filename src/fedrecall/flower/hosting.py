@@ -65,9 +65,25 @@ def read(given: Mapping[str, Any]) -> tuple[Config, Hosting]:
         raise UserError(
             f"min_clients = {hosting.min_clients} is more than the {config.sampled} sampled a round."
         )
+    _check_secret(config)
     if hosting.secure != "off":
         _check_secure(config, hosting)
     return config, hosting
+
+
+def _check_secret(config: Config) -> None:
+    """Noise that follows from the seed, which every node is told, hides nothing from them."""
+    algorithm = ALGORITHMS.make(config.algorithm)
+    if isinstance(algorithm, privacy.Private) and algorithm.noise and not algorithm.secret:
+        raise UserError(
+            "private draws its noise from the run's seed, which every node is told and could subtract: say "
+            "secret=true in its settings, or simulate the federation with fedrecall run."
+        )
+    if algorithm.secret and config.checkpoint_every > 1:
+        raise UserError(
+            "with secret=true a round that is played again has other noise, which epsilon does not count: "
+            "leave checkpoint_every at 1, so that no model is sent before it is saved."
+        )
 
 
 def _check_secure(config: Config, hosting: Hosting) -> None:
