@@ -9,6 +9,10 @@ class UserError(ValueError):
     """Something the user gave cannot be used; the message says what and what would do."""
 
 
+class Malformed(ValueError):
+    """A message or a file that is not what was declared; the text names what is wrong, not what it holds."""
+
+
 class Diverged(UserError):
     """Training cannot go on: what it computes is no longer a number."""
 

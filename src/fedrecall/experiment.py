@@ -281,7 +281,9 @@ class Experiment:
 
     def begin(self) -> None:
         """Tell the sinks that rounds will follow."""
-        if self.folder is not None and self.finished and "accuracy" not in self.history[-1]:
+        last = self.history[-1] if self.history else {}
+        awaited = self.finished or (self.evaluated_elsewhere and self._due(len(self.history)))
+        if self.folder is not None and last and "accuracy" not in last and awaited:
             with files.writing(self.folder.path):
                 self._evaluate_last(self.folder)
         for sink in self.sinks:
@@ -357,10 +359,12 @@ class Experiment:
             "memory_bytes": self.memory_bytes,
             "seconds": {"train": clock.lap(), "clients": [round(v.seconds, 6) for v in played.visits]},
         }
-        if number % config.evaluate_every == 0 or number == config.rounds:
-            evaluation = self.evaluation(self.server.weights)
-            record |= self._accuracies(evaluation.confusion, evaluation.loss)
-            record |= self.algorithm.report(self.server)
+        shown = self._due(number) and self.evaluated_elsewhere
+        if shown:  # a model that others have seen must not be made anew, with other noise
+            self._save(number, record, clock)
+        if self._due(number):
+            evaluation = self.evaluation(self.server.weights, number)
+            record |= self._evaluated(evaluation)
             record["seconds"]["evaluate"] = clock.lap()
             moment = Moment(
                 number,
@@ -376,20 +380,26 @@ class Experiment:
                 if number % measure.every == 0 or number == config.rounds:
                     record.setdefault("measures", {})[name] = measure(moment)
                     record["seconds"].setdefault("measures", {})[name] = clock.lap()
-        self._save(number, record, clock)
+        if not shown:
+            self._save(number, record, clock)
+        elif self.folder is not None:
+            with files.writing(self.folder.path):
+                self.folder.amend(record)
         self.history.append(record)
         for sink in self.sinks:
             sink.record(record)
 
+    def _due(self, number: int) -> bool:
+        """Whether the model of this round is evaluated."""
+        return number % self.config.evaluate_every == 0 or number == self.config.rounds
+
     def _evaluate_last(self, folder: RunFolder) -> None:
-        """Evaluate the last round of a run that is to end where it was stopped, between two evaluations.
+        """Evaluate the last round of a run that was stopped before that, and ends there or had yet to.
 
         Measures look at what the round's clients did, which is gone.
         """
         clock, record = Clock(), dict(self.history[-1])
-        evaluation = self.evaluation(self.server.weights)
-        record |= self._accuracies(evaluation.confusion, evaluation.loss)
-        record |= self.algorithm.report(self.server)
+        record |= self._evaluated(self.evaluation(self.server.weights, record["round"]))
         record["seconds"] = record["seconds"] | {"evaluate": clock.lap()}
         folder.amend(record)
         if isinstance(self.history, History):
@@ -399,9 +409,14 @@ class Experiment:
         """Where clients' memories are, given any of them; a host may keep them elsewhere."""
         return Memories(template, folder)
 
-    def evaluation(self, weights: Weights) -> Evaluation:
-        """The model on the test set; a host may have it elsewhere."""
+    def evaluation(self, weights: Weights, number: int) -> Evaluation:
+        """The model of this round on the test set; a host may have it elsewhere."""
         return evaluate(self.model, weights, self.federation.test)
+
+    @property
+    def evaluated_elsewhere(self) -> bool:
+        """Whether others see a round's model to evaluate it."""
+        return False
 
     def check_failures(self, failures: Sequence[Failure], visits: int) -> None:
         """Raise UserError if a round with these failures cannot count."""
@@ -412,16 +427,19 @@ class Experiment:
                 f"every client of the round failed, first {failures[0]}. The last good model is kept."
             )
 
-    def _accuracies(self, confusion: np.ndarray, loss: float) -> dict[str, Any]:
-        classes = class_accuracy(confusion)
+    def _evaluated(self, evaluation: Evaluation) -> dict[str, Any]:
+        """What a round's record has of its evaluation, and what the algorithm reports with it."""
+        classes = class_accuracy(evaluation.confusion)
         forgotten, consistent = self._recall.step(classes)
-        return {
-            "accuracy": accuracy(confusion),
-            "loss": loss,
+        found = {
+            "accuracy": accuracy(evaluation.confusion),
+            "loss": evaluation.loss,
             "class_accuracy": [float(a) for a in classes],
             "forgetting": forgotten,
             "consistency": consistent,
         }
+        missing = {"untested": list(evaluation.missing)} if evaluation.missing else {}
+        return found | missing | self.algorithm.report(self.server)
 
     def _save(self, number: int, record: dict[str, Any], clock: "Clock") -> None:
         if self.folder is None:

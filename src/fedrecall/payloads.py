@@ -12,6 +12,7 @@ from torch import Tensor
 from fedrecall import streams, trees
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.data.client import ClientData
+from fedrecall.errors import Malformed
 from fedrecall.models.model import Model, Weights
 from fedrecall.training import Recipe, visit
 
@@ -59,13 +60,13 @@ def check(arrays: dict[str, Tensor], template: Any, what: str, *, growing: bool 
     tree = trees.restore(template, arrays, what)
     for (name, expected), (_, given) in zip(trees.leaves(template), trees.leaves(tree), strict=True):
         if given.dtype != expected.dtype:
-            raise ValueError(f"{what}: {name!r} is {given.dtype}, declared is {expected.dtype}")
+            raise Malformed(f"{what}: {name!r} is {given.dtype}, declared is {expected.dtype}")
         if not _fits(given.shape, expected.shape, growing):
-            raise ValueError(
+            raise Malformed(
                 f"{what}: {name!r} has shape {list(given.shape)}, declared is {list(expected.shape)}"
             )
     if not trees.finite(tree):
-        raise ValueError(f"{what} holds NaN or Inf")
+        raise Malformed(f"{what} holds NaN or Inf")
     return tree
 
 

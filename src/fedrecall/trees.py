@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fedrecall.errors import Malformed
+
 Tree = TypeVar("Tree")
 
 
@@ -43,13 +45,13 @@ def arrays(tree: Any) -> dict[str, Tensor]:
 def restore(template: Tree, flat: Mapping[str, Tensor], what: str = "state") -> Tree:
     """A tree of the template's structure holding these arrays, where its own are; every name must match.
 
-    Raises ValueError when a name is missing or unknown. Shapes are the caller's to check.
+    Raises Malformed when a name is missing or unknown. Shapes are the caller's to check.
     """
     expected = {path for path, _ in leaves(template)}
     if missing := sorted(expected - flat.keys()):
-        raise ValueError(f"{what} lacks {missing[0]!r} ({len(missing)} missing)")
+        raise Malformed(f"{what} lacks {missing[0]!r} ({len(missing)} missing)")
     if extra := sorted(flat.keys() - expected):
-        raise ValueError(f"{what} has an undeclared {extra[0]!r} ({len(extra)} undeclared)")
+        raise Malformed(f"{what} has an undeclared {extra[0]!r} ({len(extra)} undeclared)")
     restored: Tree = _restore(template, flat, "")
     return restored
 

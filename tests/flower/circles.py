@@ -5,9 +5,10 @@ from collections.abc import Callable
 import torch
 from flwr.app import RecordDict
 
+from fedrecall.errors import Malformed
 from fedrecall.flower import member, wire
 from fedrecall.flower.secure import Mean, Round
-from fedrecall.flower.wire import Call, Malformed, MaskedTask, Members, Task, Unmasking
+from fedrecall.flower.wire import Call, MaskedTask, Members, Task, Unmasking
 from fedrecall.training import Visit
 
 RUN = "0123456789abcdef" * 2

@@ -78,12 +78,15 @@ def test_a_federation_computes_what_one_machine_does(name, chains, tmp_path):
         assert mine["train_loss"] == pytest.approx(other["train_loss"])
 
 
-def test_private_learning_is_the_same_in_a_federation(tmp_path):
+def test_private_learning_is_the_same_in_a_federation(tmp_path, monkeypatch):
     settings: dict[str, object] = {
         "algorithm": {"name": "private", "of": "feddyn", "clip": 0.5, "noise": 0.7}
     }
     flat: dict[str, object] = {"algorithm": "private:feddyn,clip=0.5,noise=0.7"}
     flat["model"] = settings["model"] = "mlp:16"  # without running statistics
+    with pytest.raises(UserError, match="every node is told and could subtract: say secret=true"):
+        hosting.read({**BASE, **flat})
+    monkeypatch.setattr(hosting, "_check_secret", lambda config: None)  # so that it can be compared
     result = play(Grid(nodes(tmp_path)), **flat)
     expected = alone(**settings)
     same(result.weights, expected.server.weights)
@@ -128,6 +131,56 @@ def test_nodes_evaluate_where_the_server_has_no_data(tmp_path):
         assert mine["accuracy"] == other["accuracy"]
         assert mine["class_accuracy"] == other["class_accuracy"]
         assert mine["loss"] == pytest.approx(other["loss"])
+
+
+def test_a_secret_model_is_saved_before_nodes_see_it(tmp_path):
+    """Played again it would have other noise, so two models of a round would be out and epsilon of one."""
+
+    class Killed(BaseException):
+        pass
+
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def tamper(node: int, reply: Message) -> Message:
+        sent = grid.sent[-1]
+        if sent.metadata.message_type == "evaluate" and sent.metadata.group_id == "2":
+            seen.append(arrays_of(sent))
+            if len(seen) == 1:
+                raise Killed
+        return reply
+
+    grid = Grid(nodes(tmp_path / "nodes"), tamper)
+    run = {"algorithm": "private:fedavg,clip=0.5,noise=1,secret=true", "model": "mlp:16", "rounds": 3}
+    run |= {"dataset": "", "auxiliary_per_class": "", "out": str(tmp_path / "run")}
+    with pytest.raises(Killed):
+        play(grid, **run)
+    result = play(grid, **run, resume=True)
+    assert len(seen) == 4  # to one node before, to three after
+    assert all(torch.equal(seen[0][n], model[n]) for model in seen for n in model)
+    assert [sorted(r) for r in result.history] == [sorted(result.history[0])] * 3
+    epsilons = [r["epsilon"] for r in result.history]
+    assert epsilons == sorted(set(epsilons))
+    with pytest.raises(UserError, match="leave checkpoint_every at 1"):
+        play(grid, **run, resume=True, checkpoint_every=2)
+
+
+def test_who_does_not_evaluate_is_in_the_record(tmp_path):
+    held = nodes(tmp_path)
+    gone: dict[int, dict[str, object]] = {}
+
+    def tamper(node: int, reply: Message) -> Message:
+        sent = grid.sent[-1].metadata
+        if sent.message_type == "train" and sent.group_id == "2" and node == 1014:
+            gone[1014] = held.pop(1014)
+        if sent.message_type == "evaluate" and sent.group_id == "3" and node == 1000:
+            return value(loss=-1.0)(reply)
+        return reply
+
+    grid = Grid(held, tamper)
+    result = play(grid, dataset="", auxiliary_per_class="", rounds=3)
+    away = "client 2, evaluation of round {}: its node is not connected"
+    odd = "client 0, evaluation of round 3: its reply has a loss of -1, which cannot be less than 0"
+    assert [r.get("untested") for r in result.history] == [None, [away.format(2)], [odd, away.format(3)]]
 
 
 TESTED = {
@@ -566,6 +619,139 @@ def test_a_client_that_comes_back_under_another_id_takes_part_again(tmp_path):
     grid = Grid(held, tamper)
     result = play(grid, rounds=3)
     assert [len(r["failures"]) for r in result.history] == [0, 1, 0]
+
+
+def test_a_client_that_is_slow_to_say_who_it_is_takes_part_again(tmp_path):
+    held = nodes(tmp_path)
+    late: dict[str, Message] = {}
+
+    def tamper(node: int, reply: Message) -> Message | None:
+        sent = grid.sent[-1].metadata
+        if sent.message_type == "train" and sent.group_id == "2" and node == 1000:
+            held[5] = held.pop(1000)
+            return None
+        if node == 5 and sent.message_type == "query":
+            late[sent.message_id] = reply
+            return None
+        if sent.message_type == "train" and sent.group_id == "3":
+            grid._replies.update(late)
+            late.clear()
+        return reply
+
+    grid = Grid(held, tamper)
+    result = play(grid, rounds=5)
+    assert [len(r["failures"]) for r in result.history] == [0, 1, 1, 0, 0]
+
+
+def test_a_question_that_has_expired_is_asked_again(tmp_path):
+    held = nodes(tmp_path)
+    questions: list[str] = []
+
+    def tamper(node: int, reply: Message) -> Message | None:
+        sent = grid.sent[-1].metadata
+        if sent.message_type == "train" and sent.group_id == "2" and node == 1000:
+            held[5] = held.pop(1000)
+            return None
+        if node == 5 and sent.message_type == "query":
+            questions.append(sent.message_id)
+            if len(questions) == 1:
+                return None
+        if sent.message_type == "train" and sent.group_id == "3" and node == 1007:
+            question = Message(RecordDict(), 5, "query")
+            question.metadata.__dict__["_message_id"] = questions[0]
+            grid._replies[questions[0]] = Message(Error(code=1, reason="expired"), reply_to=question)
+        return reply
+
+    grid = Grid(held, tamper)
+    result = play(grid, rounds=5)
+    assert [len(r["failures"]) for r in result.history] == [0, 1, 1, 1, 0]
+    assert len(questions) == 2
+
+
+def test_a_reply_that_flower_cannot_read_costs_its_client_the_round_and_nobody_else(tmp_path):
+    class Odd(Grid):
+        def pull_messages(self, identities):
+            found = super().pull_messages(identities)
+            for reply in found:
+                training = reply.metadata.message_type == "train" and self.sent[-1].metadata.group_id == "2"
+                if training and reply.content["values"]["client"] == 1:
+                    raise KeyError("an object of it")  # of several that were asked for all are lost
+            return found
+
+    result = play(Odd(nodes(tmp_path)), rounds=3)
+    said = "client 1, round 2: its reply cannot be read (KeyError)"
+    assert [r["failures"] for r in result.history] == [[], [said], []]
+
+
+def test_what_is_wrong_with_a_nodes_data_stays_in_its_log(tmp_path, caplog):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    secret = "Jane Doe, ill since 2014"
+    (folder / "patients.csv").write_text(
+        f'age,note,label\n41,0,ill\n52,"{secret}",ill\n33,0,well\n20,0,well\n'
+    )
+    grid = Grid({1: {"client": 0, "data": f"folder:{folder}", "memory": str(tmp_path / "m")}})
+    run = {"clients": 1, "sample": 1, "rounds": 1, "dataset": "", "auxiliary_per_class": "", "model": "mlp:4"}
+    with pytest.raises(UserError, match="missing 0"):
+        play(grid, **run)
+    (reply,) = grid.received
+    assert dict(reply.content["values"]) == {"reason": "it cannot read its data: its own log says why."}
+    assert secret in caplog.text
+
+
+def test_what_a_node_did_not_expect_stays_in_its_log(tmp_path, monkeypatch, caplog):
+    from fedrecall.flower import client
+
+    def broken(*_args: object, **_options: object) -> None:
+        raise RuntimeError("an image of Jane Doe")
+
+    monkeypatch.setattr(client, "visit", broken)
+    grid = Grid(nodes(tmp_path))
+    with pytest.raises(UserError, match=r"it failed \(RuntimeError\): its own log says why"):
+        play(grid, rounds=1)
+    assert all("Jane" not in str(dict(m.content["values"])) for m in grid.received)
+    assert "an image of Jane Doe" in caplog.text
+
+
+def test_uploads_that_were_hidden_stay_hidden_when_the_run_goes_on(tmp_path):
+    run = {"out": str(tmp_path / "run"), "resume": True}
+    play(Grid(nodes(tmp_path)), **run, rounds=1, secure="equal")
+    for other in ("off", "examples"):
+        with pytest.raises(UserError, match=f"was begun with secure = 'equal', not '{other}'"):
+            play(Grid(nodes(tmp_path)), **run, rounds=2, secure=other)
+    play(Grid(nodes(tmp_path)), **run, rounds=2, secure="equal")
+
+
+def test_what_a_client_says_of_its_labels_is_drawn_once_even_if_its_round_is_played_again(tmp_path):
+    class Killed(BaseException):
+        pass
+
+    said: dict[int, set[tuple[float, ...]]] = {}
+    kill = [2]
+
+    def tamper(node: int, reply: Message) -> Message:
+        if grid.sent[-1].metadata.message_type == "train":
+            said.setdefault(node, set()).add(tuple(arrays_of(reply)["distribution"].tolist()))
+            kill[0] -= 1
+            if kill[0] == 0:
+                raise Killed
+        return reply
+
+    grid = Grid(nodes(tmp_path / "nodes"), tamper)
+    run = {"algorithm": "sfedkd:share=laplace,noise=0.1,secret_noise=true", "rounds": 2}
+    run |= {"out": str(tmp_path / "run"), "resume": True}
+    with pytest.raises(Killed):
+        play(grid, **run)
+    assert len(said) == 2
+    play(grid, **run)
+    assert [len(s) for s in said.values()] == [1, 1, 1]
+
+
+def test_memories_are_for_their_owner_alone(tmp_path):
+    play(Grid(nodes(tmp_path)), algorithm="scaffold", rounds=1)
+    folders = [p.parent for p in tmp_path.rglob("round-*.safetensors")]
+    assert len(folders) == 3
+    assert all(folder.stat().st_mode & 0o077 == 0 for folder in folders)
 
 
 def test_classes_are_matched_by_name(tmp_path, tmp_path_factory):

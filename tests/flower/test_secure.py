@@ -20,11 +20,11 @@ from tests.flower.grids import Grid
 from tests.flower.test_nodes import alone, changed, nodes, play, value
 
 from fedrecall import trees
-from fedrecall.errors import UserError
+from fedrecall.errors import Malformed, UserError
 from fedrecall.flower import hosting, masks, member, wire
 from fedrecall.flower.masks import BITS, LIMIT
 from fedrecall.flower.node import Node
-from fedrecall.flower.wire import Call, Malformed, Unmasking
+from fedrecall.flower.wire import Call, Unmasking
 
 KINDS = ("query.keys", "query.shares", "train.masked", "query.unmask")
 
@@ -764,6 +764,7 @@ def test_the_order_of_names_does_not_matter():
         ({"algorithm": "scaffold", "secure": "examples"}, "'examples' cannot aggregate scaffold"),
         ({"algorithm": "sfedkd", "secure": "equal"}, "'equal' cannot aggregate sfedkd, .* scaffold, feddyn"),
         ({"algorithm": "private:fedavg,noise=0", "secure": "equal"}, "cannot aggregate private"),
+        ({"algorithm": "private:fedavg,noise=0,clip=1e9", "secure": "equal"}, "cannot aggregate private"),
         ({"chains": 2, "secure": "equal"}, "let every client be a chain with chains = 4"),
         ({"algorithm": "fedseq", "secure": "examples"}, "let every client be a chain with chains = 4"),
         ({"sample": 2, "secure": "equal"}, "needs at least 3 clients a round, not 2"),

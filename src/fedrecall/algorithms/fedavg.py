@@ -52,6 +52,8 @@ class FedAvg:
     """Whether a round is one chain of all sampled clients unless the user says otherwise."""
     every_link: ClassVar[bool] = False
     """Whether `aggregate` is given every client's upload rather than each chain's last."""
+    remembers_once: ClassVar[bool] = False
+    """Whether what a client remembers of its first visit stays, even if the round is played again."""
     protects: ClassVar[bool] = False
     """Whether it promises clients something that statistics of all their data would break."""
 

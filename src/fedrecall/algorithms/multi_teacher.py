@@ -80,6 +80,7 @@ class MultiTeacher(FedSeq):
     """
 
     every_link: ClassVar[bool] = True
+    remembers_once: ClassVar[bool] = True  # a second draw of the noise would halve what it hides
 
     teachers: Annotated[int, NON_NEGATIVE] = 5
     """K, how many models of the round before teach; at most as many as there are. 0: none, however chosen."""

@@ -1,5 +1,6 @@
 """The ClientApp: a node says who it is, trains, and evaluates, on data that do not leave it."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from fedrecall import payloads
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.config import Config
-from fedrecall.errors import UserError
+from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import make_model
 from fedrecall.flower import member, wire
 from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo
@@ -22,7 +23,6 @@ from fedrecall.flower.wire import (
     Announcement,
     Call,
     Data,
-    Malformed,
     MaskedReport,
     MaskedTask,
     Members,
@@ -37,6 +37,7 @@ from fedrecall.measures.accuracy import evaluate
 from fedrecall.models.model import Model
 from fedrecall.training import Visit, visit
 
+log = logging.getLogger("flwr")
 app = ClientApp()
 threads: int | None = None
 """How many threads to train with, where the process that this one is a copy of had to do with one."""
@@ -45,15 +46,21 @@ Handler = Callable[[Node, RecordDict], RecordDict]
 
 
 def _answer(handler: Handler, message: Message, context: Context) -> Message:
-    """Let the handler answer; what it refuses becomes a reply that says why."""
+    """Let the handler answer; what it refuses becomes a reply that says why.
+
+    An error that is not one of ours may quote the node's data: only the node's own log has its text.
+    """
     if threads is not None:
         torch.set_num_threads(threads)
     try:
         node = Node.of(context.node_config)
         with node.guard():
             content = handler(node, message.content)
-    except ValueError as error:  # a UserError, or a message that is not what was declared
+    except (UserError, Malformed) as error:
         content = wire.pack(Refusal(wire.tidy(str(error))))
+    except Exception as error:
+        log.exception("this node failed where it should not have")
+        content = wire.pack(Refusal(f"it failed ({type(error).__name__}): its own log says why."))
     return Message(content, reply_to=message)
 
 
@@ -157,7 +164,7 @@ def _train(node: Node, task: Task, arrays: dict[str, Tensor]) -> Visit:
     algorithm, model, silo, config = _prepare(node, task)
     template = payloads.declared_down(algorithm, model, silo.dataset.shape, silo.dataset.classes)
     down = payloads.check(arrays, template, "what the server sent", growing=True)
-    kept = Kept(node, task.run)
+    kept = Kept(node, task.run, once=algorithm.remembers_once)
     memory = kept.get(task.remembered, algorithm.remember(down.weights))
     kept.rewind(task.remembered)
     done = visit(

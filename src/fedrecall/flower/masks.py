@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedrecall import trees
-from fedrecall.errors import UserError
-from fedrecall.flower.wire import Malformed
+from fedrecall.errors import Malformed, UserError
 
 FEWEST = 3
 """Clients of a round: of two, each would know the other's upload from the mean."""

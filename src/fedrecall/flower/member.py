@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from flwr.app import ConfigRecord, RecordDict
 
+from fedrecall.errors import Malformed
 from fedrecall.flower import masks
 from fedrecall.flower.masks import Vector
 from fedrecall.flower.wire import (
     Call,
     Keys,
-    Malformed,
     Masked,
     MaskedTask,
     Members,

@@ -1,5 +1,6 @@
 """A node of the federation: its owner's settings, its data, and what it remembers between visits."""
 
+import logging
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,13 +19,14 @@ from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.client import ClientData
 from fedrecall.data.datasets import Dataset, Recipe, Split, load
 from fedrecall.data.federation import Federation
-from fedrecall.errors import UserError
+from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import DTYPES, device_of, federate, normalised
 from fedrecall.flower.wire import Data
 from fedrecall.measures import MEASURES
 from fedrecall.models.networks import MODELS
 from fedrecall.specs import NON_NEGATIVE
 
+log = logging.getLogger("flwr")
 ELSEWHERE = "fedrecall.flower.node:Elsewhere"
 """How a config names the data set of a run whose data are at the nodes."""
 REMEDY = "allow it with custom=true in this node's --node-config."
@@ -85,8 +87,7 @@ class Silo:
 
     def __init__(self, node: Node, config: Config, data: Data | None = None):
         """``data`` has the names and statistics that the federation agreed on, once it has."""
-        with specs.anything():  # the owner names it, not the run
-            dataset = _read(node.data, node.data_root)
+        dataset = held(node)
         if data is not None:
             dataset = _agreed(dataset, data, node.client)
         dataset = normalised(config, dataset)  # whatever the server says
@@ -129,8 +130,19 @@ def _read(spec: str, root: str | None) -> Dataset:
     return load(spec, root=None if root is None else Path(root))
 
 
-preload = _read
-"""Read a node's data before the first message asks for it."""
+def held(node: Node) -> Dataset:
+    """The node's data, read once; of what is wrong with them no more than that is for the server to know."""
+    try:
+        with specs.anything():  # the owner names it, not the run
+            return _read(node.data, node.data_root)
+    except Exception as error:
+        log.error(
+            "client %d cannot read its data: %s",
+            node.client,
+            error,
+            exc_info=not isinstance(error, UserError),
+        )
+        raise UserError("it cannot read its data: its own log says why.") from error
 
 
 def _agreed(dataset: Dataset, data: Data, client: int) -> Dataset:
@@ -153,14 +165,20 @@ class Kept:
     checkpoint. It says which memory to start from, so both sides always mean the same one.
     """
 
-    def __init__(self, node: Node, run: str):
+    def __init__(self, node: Node, run: str, once: bool = False):
+        """``once``: what is remembered never changes and outlives a server that goes back."""
         if not re.fullmatch("[0-9a-f]{32}", run):  # it becomes a folder's name
-            raise ValueError("the run's name is not 32 hexadecimal digits")
+            raise Malformed("the run's name is not 32 hexadecimal digits")
         self.folder = files.expanded(node.memory) / run / f"client-{node.client:06d}"
+        self.once = once
 
     def get(self, round_number: int, first: Any) -> Any:
         """The memory after the visit of this round; ``first`` if there was none (round 0)."""
-        if round_number == 0 or not trees.arrays(first):
+        if not trees.arrays(first):
+            return first
+        if self.once and (rounds := self._rounds()):
+            round_number = rounds[-1]
+        if round_number == 0:
             return first
         path = self._path(round_number)
         if not path.exists():
@@ -173,7 +191,7 @@ class Kept:
     def rewind(self, remembered: int) -> None:
         """Forget visits after this round: the server has none of their uploads, or has gone back."""
         for number in self._rounds():
-            if number > remembered:
+            if number > remembered and not self.once:
                 self._path(number).unlink(missing_ok=True)
 
     def put(self, round_number: int, memory: Any, keep: int, remembered: int) -> None:
@@ -184,6 +202,8 @@ class Kept:
         arrays = trees.arrays(memory)
         if not arrays or any(number > round_number for number in self._rounds()):
             return
+        self.folder.mkdir(0o700, parents=True, exist_ok=True)  # what they hold follows from the data
+        self.folder.chmod(0o700)
         files.write_arrays(self._path(round_number), arrays)
         arrived = [number for number in self._rounds() if number <= remembered]
         oldest = max((number for number in arrived if number <= keep), default=0)

@@ -17,12 +17,12 @@ from fedrecall import payloads
 from fedrecall.backends.backend import Job
 from fedrecall.config import Config
 from fedrecall.data.store import fixed_statistics
-from fedrecall.errors import UserError
+from fedrecall.errors import Malformed, UserError
 from fedrecall.flower import wire
 from fedrecall.flower.hosting import Hosting
 from fedrecall.flower.node import ELSEWHERE
 from fedrecall.flower.secure import Round
-from fedrecall.flower.wire import Announcement, Data, Malformed, Question, Report, Task, Tested
+from fedrecall.flower.wire import Announcement, Data, Question, Report, Task, Tested
 from fedrecall.measures.accuracy import Evaluation
 from fedrecall.models.model import Weights
 from fedrecall.training import Failure, Visit
@@ -76,10 +76,14 @@ class Nodes:
         self._json = wire.as_json(_for_nodes(config))
         self._examples: dict[int, int] = {}
         """Of each client, as the node that is the client's has said."""
+        self._testers: set[int] = set()
+        """Clients that have said that they have test examples."""
         self._known: dict[int, Announcement] = {}
         """By node id; several nodes may say the same number."""
         self._asked: dict[str, int] = {}
         """Node id by id of the question."""
+        self._late: set[int] = set()
+        """Of those asked, nodes that nobody waits for any more; an answer still counts."""
         self._refused: set[int] = set()
 
     # Who is there.
@@ -123,15 +127,20 @@ class Nodes:
         self._known = {node: a for node, a in self._known.items() if node in online}
         self._asked = {i: node for i, node in self._asked.items() if node in online}
         self._refused &= online
+        self._late &= online
         new = online - self._known.keys() - self._refused - set(self._asked.values())
         if new:
             content = wire.pack(Question(self._json))
             for identity, node in self._push(dict.fromkeys(new, content), "query", 0):
                 self._asked[identity] = node
         for node, reply in self._pull(self._asked):
+            late = node in self._late
+            self._late.discard(node)
             try:
                 said = self._announcement(reply)
             except ValueError as error:
+                if late and not isinstance(reply, Malformed) and reply.has_error():
+                    continue  # the question has expired: it is asked once more
                 self._refused.add(node)
                 log.error("node %d is left out: %s", node, error)
                 continue
@@ -143,22 +152,24 @@ class Nodes:
                     "is online",
                     *(node, said.client, first),
                 )
-        self._examples |= {c: self._known[node].examples for c, node in self._clients().items()}
+        for client, node in self._clients().items():
+            said = self._known[node]
+            self._examples[client] = said.examples
+            (self._testers.add if said.test_examples else self._testers.discard)(client)
 
     def _meet(self, clients: Set[int]) -> None:
         """See who is there; a new node may be one of these clients come back, so its answer is waited for."""
         deadline = time.monotonic() + min(self.hosting.timeout, INTRODUCTION)
         self._look()
-        while clients - self._clients().keys() and self._asked:
+        while clients - self._clients().keys() and (silent := set(self._asked.values()) - self._late):
             if time.monotonic() > deadline:
-                log.error("nodes %s do not say who they are and are left out", _some([*self._asked.values()]))
-                self._refused |= set(self._asked.values())
-                self._asked.clear()
+                log.error("nodes %s do not say who they are; going on until they do", _some(sorted(silent)))
+                self._late |= silent
                 break
             time.sleep(self.hosting.poll)
             self._look()
 
-    def _announcement(self, reply: Message) -> Announcement:
+    def _announcement(self, reply: Message | Malformed) -> Announcement:
         said, arrays = wire.unpack(_content(reply), Announcement, "what it says of itself")
         if arrays:
             raise Malformed("what it says of itself has undeclared arrays")
@@ -309,18 +320,19 @@ class Nodes:
         return 1 if self.hosting.secure == "equal" else self._examples[client]
 
     def evaluate(self, weights: Weights, round_number: int) -> Evaluation:
-        """The model on the test examples of every node that is there and has some."""
+        """The model on the test examples of every node that has some and is there."""
         assert self.facts is not None
         self._look()
-        asked = [c for c, node in sorted(self._clients().items()) if self._known[node].test_examples]
+        asked = sorted(self._testers)
         packed = wire.pack_arrays(weights)
         contents = {client: wire.pack(self._task(round_number, client, 0), packed) for client in asked}
         count = len(self.facts.data.classes)
         read = partial(self._tested, round_number)
-        confusion, losses = np.zeros((count, count), np.int64), []
+        confusion, losses, missing = np.zeros((count, count), np.int64), [], []
         for client, tested in self._ask(contents, "evaluate", read, round_number=round_number).items():
             if isinstance(tested, ValueError):
-                log.warning("client %d, evaluation of round %d: %s", client, round_number, tested)
+                missing.append(f"client {client}, evaluation of round {round_number}: {tested}")
+                log.warning("%s", missing[-1])
                 continue
             counts = np.array(tested.confusion, np.int64).reshape(count, count)
             confusion += counts
@@ -331,7 +343,8 @@ class Nodes:
                 "examples; give the server a data set of its own with dataset=..., whose test split is used."
             )
         total = confusion.sum()
-        return Evaluation(confusion, float(sum(loss * (tested / total) for loss, tested in losses)))
+        loss = float(sum(loss * (tested / total) for loss, tested in losses))
+        return Evaluation(confusion, loss, missing)
 
     def _tested(self, round_number: int, client: int, content: RecordDict) -> Tested:
         assert self.facts is not None
@@ -382,9 +395,9 @@ class Nodes:
 
     def _exchange(
         self, contents: Mapping[int, RecordDict], kind: str, round_number: int
-    ) -> dict[int, tuple[Message | None, str]]:
+    ) -> dict[int, tuple[Message | Malformed | None, str]]:
         """Each client's reply, or None and why there is none."""
-        found: dict[int, tuple[Message | None, str]] = dict.fromkeys(
+        found: dict[int, tuple[Message | Malformed | None, str]] = dict.fromkeys(
             contents, (None, "its node is not connected")
         )
         self._meet(contents.keys())
@@ -415,14 +428,21 @@ class Nodes:
         identities = list(self.grid.push_messages(messages)) if messages else []
         return [(i, node) for i, node in zip(identities, contents, strict=True) if i]
 
-    def _pull(self, waiting: dict[str, int]) -> Iterator[tuple[int, Message]]:
-        """The replies that are there, by node; they are waited for no longer."""
-        if not waiting:
-            return
-        for reply in self.grid.pull_messages(list(waiting)):
-            node = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if node is not None:
-                yield node, reply
+    def _pull(self, waiting: dict[str, int]) -> Iterator[tuple[int, Message | Malformed]]:
+        """The replies that are there, by node, or why one cannot be read; they are waited for no longer.
+
+        One is asked for at a time: where one of several cannot be read, Flower loses them all.
+        """
+        for identity, node in list(waiting.items()):
+            try:
+                replies = list(self.grid.pull_messages([identity]))
+            except Exception as error:
+                del waiting[identity]
+                yield node, Malformed(f"its reply cannot be read ({type(error).__name__})")
+                continue
+            for reply in replies:
+                if waiting.pop(reply.metadata.reply_to_message_id, None) is not None:
+                    yield node, reply
 
 
 def _remembered(job: Job) -> int:
@@ -445,7 +465,9 @@ def _failed(job: Job, reason: str) -> Visit:
     return Visit(job.client, 0, None, job.memory, float("nan"), 0.0, failure)
 
 
-def _content(reply: Message) -> RecordDict:
+def _content(reply: Message | Malformed) -> RecordDict:
+    if isinstance(reply, Malformed):
+        raise reply
     if reply.has_error():
         reason = wire.tidy(reply.error.reason or "no reason given")
         raise Malformed(f"Flower reports error {reply.error.code} of its node: {reason}")

@@ -11,12 +11,12 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from fedrecall import payloads, trees
+from fedrecall.errors import Malformed
 from fedrecall.flower import masks, wire
 from fedrecall.flower.masks import Vector
 from fedrecall.flower.wire import (
     Call,
     Keys,
-    Malformed,
     Masked,
     MaskedReport,
     MaskedTask,

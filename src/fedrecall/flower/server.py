@@ -17,7 +17,7 @@ from fedrecall.config import Config
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import Dataset, Split, load
 from fedrecall.data.federation import Federation, set_apart
-from fedrecall.errors import UserError
+from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import DTYPES, Experiment, Result, device_of, normalised
 from fedrecall.flower import hosting as hostings
 from fedrecall.flower import wire
@@ -46,6 +46,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def serve(grid: Grid, config: Config, hosting: Hosting) -> Result:
     """Wait for the nodes, then play the rounds that are left."""
+    _check_as_begun(hosting)
     before = _agreed_before(hosting)
     nodes = Nodes(grid, config, hosting, before=before)
     own = _own_data(config)
@@ -96,11 +97,12 @@ class Run(Experiment):
         if self.folder is None:
             return name
         path = self.folder.path / AGREED
-        if path.exists() and self.history:
+        if path.exists():
             name = str(files.read_json(path)["run"])
         facts = self.nodes.facts
         assert facts is not None
-        files.write_json(path, {"run": name, "shape": list(facts.shape), **facts.data._asdict()})
+        said = {"run": name, "secure": self.hosting.secure, "shape": list(facts.shape)}
+        files.write_json(path, said | facts.data._asdict())
         return name
 
     def play(self) -> Result:
@@ -119,11 +121,16 @@ class Run(Experiment):
         """Of what clients remember the server has receipts."""
         return Memories(Receipt(torch.tensor(0)) if trees.arrays(template) else template, folder)
 
-    def evaluation(self, weights: Weights) -> Evaluation:
+    def evaluation(self, weights: Weights, number: int) -> Evaluation:
         """On the server's own test split if it has one, else on all the nodes'."""
-        if len(self.federation.test):
-            return super().evaluation(weights)
-        return self.nodes.evaluate(weights, len(self.history) + 1)
+        if not self.evaluated_elsewhere:
+            return super().evaluation(weights, number)
+        return self.nodes.evaluate(weights, number)
+
+    @property
+    def evaluated_elsewhere(self) -> bool:
+        """Whether nodes evaluate."""
+        return not len(self.federation.test)
 
     def check_failures(self, failures: Sequence[Failure], visits: int) -> None:
         """A round needs ``min_clients`` uploads."""
@@ -168,6 +175,19 @@ class Lines:
         """Nothing to say."""
 
 
+def _check_as_begun(hosting: Hosting) -> None:
+    """Raise UserError if the run that goes on had its uploads hidden in another way."""
+    path = None if hosting.out is None or not hosting.resume else Path(hosting.out) / AGREED
+    if path is None or not path.exists():
+        return
+    before = dict(files.read_json(path)).get("secure", hosting.secure)  # earlier versions do not say
+    if before != hosting.secure:
+        raise UserError(
+            f"{path.parent} was begun with secure = {before!r}, not {hosting.secure!r}: resume it as it was, "
+            "or give another out."
+        )
+
+
 def _agreed_before(hosting: Hosting) -> Facts | None:
     """What the nodes agreed on when the run began, if it goes on from a checkpoint."""
     if hosting.out is None or not hosting.resume:
@@ -177,13 +197,14 @@ def _agreed_before(hosting: Hosting) -> Facts | None:
     if not path.exists() or next(folder.checkpoints(), None) is None:
         return None
     held = dict(files.read_json(path))
-    held.pop("run", None)
+    for name in ("run", "secure"):
+        held.pop(name, None)
     if not held:
         log.warning("%s does not say what the nodes agreed on: they agree anew, on who is here now.", path)
         return None
     try:
         said = wire.values(held, Agreed, f"{path}")
-    except wire.Malformed as error:
+    except Malformed as error:
         raise UserError(f"{error}: bring the file back, or begin the run anew.") from error
     return Facts(tuple(said.shape), Data(said.classes, said.mean, said.std))
 

@@ -136,15 +136,15 @@ def _import_everything(node_config: str) -> None:
     from flwr.common.config import parse_config_args
 
     import fedrecall.flower.client
-    from fedrecall.flower.node import Node, preload
+    from fedrecall.flower.node import Node, held
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         node = Node.of(parse_config_args([node_config] if node_config else None))
-        preload(node.data, node.data_root)
+        held(node)
     except (UserError, ValueError):
-        pass  # said in the reply to the first message
+        pass  # the first message is refused
     fedrecall.flower.client.threads = threads
 
 

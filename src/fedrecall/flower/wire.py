@@ -20,16 +20,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedrecall import trees
-from fedrecall.errors import printable
+from fedrecall.errors import Malformed, printable
 
 FORMAT = "safetensors"
 LONGEST_REASON = 500
 LONGEST_VISIT = 10**8
 """Seconds; three years."""
-
-
-class Malformed(ValueError):
-    """A message that is not what was declared."""
 
 
 class Question(NamedTuple):

@@ -1,5 +1,6 @@
 """Accuracy and forgetting, as functions of confusion matrices and class-wise accuracies."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ class Evaluation(NamedTuple):
     """[C, C] counts: true class by predicted class."""
     loss: float
     """Mean cross-entropy."""
+    missing: Sequence[str] = ()
+    """Whose examples are not among them, and why: of a federation that is not all there."""
 
 
 def evaluate(model: Model, weights: Weights, data: LocalData, batch: int | None = None) -> Evaluation:
