@@ -46,3 +46,36 @@ def test_isolation_is_its_own():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "leave --isolation out" in done.stderr
+
+
+ENDED = """
+import os, signal, threading, time
+from fedrecall.flower.supernode import _end_without
+if (child := os.fork()) == 0:
+    {how}
+signal.signal(signal.SIGTERM, lambda *_: (print("goodbye", flush=True), os._exit(0)))
+threading.Thread(target=_end_without, args=(child,), daemon=True).start()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "the process that runs ClientApps was killed by signal 9"),
+        ("os._exit(3)", "the process that runs ClientApps ended with status 3"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", ""),
+    ],
+)
+def test_a_node_that_can_answer_no_more_does_not_stay(how, said):
+    code = [sys.executable, "-c", ENDED.format(how=how)]
+    done = subprocess.run(code, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (0, "goodbye\n")
+    assert said in done.stderr
+    assert bool(done.stderr) == bool(said)
+
+
+def test_a_node_that_does_not_manage_to_say_goodbye_ends_all_the_same():
+    stuck = ENDED.format(how="os._exit(3)").replace("(print", "(time.sleep(60), print")
+    brief = "from fedrecall.flower import supernode; supernode.GOODBYE = 0.1\n"
+    assert subprocess.run([sys.executable, "-c", brief + stuck], timeout=50).returncode == 1

@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 from fedrecall.errors import UserError
 
 POLL = 0.5
+GOODBYE = 10.0
+"""Seconds that Flower has to end in good order."""
 
 
 class Brisk:
@@ -54,8 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ImportError, KeyError) as error:
         sys.exit(f"fedrecall-supernode does not know this version of flwr ({error}): use flower-supernode.")
     before = os.getpid()
-    if os.fork() == 0:
+    if (clients := os.fork()) == 0:
         _run_clients(own, before)
+    threading.Thread(target=_end_without, args=(clients,), daemon=True).start()
     sys.argv = ["flower-supernode", *_without(given, "--poll"), "--isolation", "process"]
     flower_supernode()
 
@@ -122,6 +125,19 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(0)
+
+
+def _end_without(clients: int) -> None:
+    """End when the process that answers messages has: nodes that are there are waited for."""
+    _, status = os.waitpid(clients, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code not in (0, -signal.SIGINT, -signal.SIGTERM):
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        sys.stderr.write(f"fedrecall-supernode: the process that runs ClientApps {how}; stopping.\n")
+        sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGTERM)  # so that Flower says goodbye
+    time.sleep(GOODBYE)
+    os._exit(1)
 
 
 def _leave(done: SystemExit) -> NoReturn:
