@@ -45,6 +45,17 @@ def test_report_of_nothing_is_a_users_mistake(tmp_path):
     assert isinstance(found.exception, UserError)
 
 
+def test_watch_of_nothing_is_a_users_mistake(tmp_path):
+    found = invoke("watch", tmp_path, "--once")
+    assert isinstance(found.exception, UserError)
+    assert "neither a run nor a folder of runs" in str(found.exception)
+
+
+def test_watch_shows_a_run_once_that_is_named_twice(runs):
+    found = invoke("watch", runs, runs / "avg-0", "--once")
+    assert found.output.count("avg-0: round 6 of 6") == 1
+
+
 def test_figures_are_listed_explained_and_drawn(runs, tmp_path):
     assert "fedntd/fig4" in invoke("list", "figures").output
     assert "fedrecall run" in invoke("show", "figure", "fedntd/fig4").output
@@ -70,6 +81,25 @@ def test_watch_once_says_how_runs_stand_in_plain_lines(runs):
     assert "going: round 4 of 6, last round" in found.output
     assert "begun: round 0 of 6, no round finished yet" in found.output
     assert "\x1b" not in found.output
+
+
+@pytest.fixture
+def reproduced(tmp_path):
+    """Runs as `reproduce` keeps them: FOLDER/EXPERIMENT/seedN."""
+    for algorithm, played in (("fedavg", 6), ("fedntd", 4)):
+        write(tmp_path / "reproduction" / algorithm / "seed0", algorithm=algorithm, played=played)
+    return tmp_path / "reproduction"
+
+
+def test_folders_as_reproduce_makes_them_are_reported_drawn_and_watched(reproduced, tmp_path):
+    for folder in (tmp_path, reproduced):
+        assert invoke("report", folder, "--out", tmp_path / "x.html").exit_code == 0
+        assert "2 experiments, 2 runs." in (tmp_path / "x.html").read_text()
+        assert invoke("figure", "fedntd/fig13", folder, "--out", tmp_path / "drawn").exit_code == 0
+        found = invoke("watch", folder, "--once")
+        assert found.exit_code == 0, found.exception
+        assert "round 6 of 6, finished" in found.output
+        assert "round 4 of 6, last round" in found.output
 
 
 def test_watch_follows_a_run_to_its_end(runs, tmp_path):

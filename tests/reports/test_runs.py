@@ -118,6 +118,21 @@ def test_a_folder_that_is_named_twice_is_one_run(tmp_path):
     assert [r.path for r in open_runs(named)] == [run]
 
 
+def test_a_folder_is_searched_some_levels_deep_but_not_inside_a_run(tmp_path):
+    found = [write(tmp_path / p, seed=n) for n, p in enumerate(("a/seed0", "a/seed1", "b/c/seed0", "d"))]
+    for unseen in ("d/seed0", "a/seed0/checkpoints/seed0", ".hidden/seed0", "a/.hidden", "e/f/g/seed0"):
+        write(tmp_path / unseen)
+    (tmp_path / "up").symlink_to(tmp_path)  # and round again
+    (tmp_path / "file").write_text("")
+    assert [r.path.resolve() for r in open_runs([tmp_path])] == found
+    assert [r.path for r in open_runs([tmp_path / "b", found[1]])] == [found[2], found[1]]
+    assert [r.path for r in open_runs([tmp_path / ".hidden"])] == [tmp_path / ".hidden/seed0"]
+    assert [r.path for r in open_runs([tmp_path / "e"])] == [tmp_path / "e/f/g/seed0"]
+    write(tmp_path / "h/i/j/k/seed0")
+    with pytest.raises(UserError, match=r"h is neither a run nor a folder of runs: .* 3 folders down"):
+        open_runs([tmp_path / "h"])
+
+
 def test_whatever_dealt_the_partition_is_its_seed(tmp_path):
     for number, (given, dealt) in enumerate([({}, 3), ({"partition_seed": 1}, 1), ({"global_seed": 7}, 7)]):
         assert Run(write(tmp_path / str(number), seed=3, **given)).seeds == (3, dealt)

@@ -7,7 +7,8 @@ sets it apart from the others.
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -40,6 +41,8 @@ ELSEWHERE = (
 """Config keys that say how a run was computed or watched, not what it computes."""
 NEEDED = (*configs.REGISTRIES, "model", "training", "clients", "sample", "rounds", "seed")
 """Config keys that every run has."""
+LEVELS = 3
+"""How many folders down runs are found: `reproduce` makes runs/reproduction/EXPERIMENT/seed0."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -289,22 +292,29 @@ class Group:
 
 
 def open_runs(paths: Iterable[Path | str]) -> list[Run]:
-    """Runs by folder, each once; a folder of runs (no config.json of its own) stands for all in it."""
-    found: list[Run] = []
+    """Runs by folder, each once; a folder that is no run stands for all in it, up to `LEVELS` down."""
+    once: dict[Path, Path] = {}
     for path in map(Path, paths):
-        if (path / "config.json").exists():
-            found.append(Run(path))
-            continue
-        inside = sorted(p.parent for p in path.glob("*/config.json"))
-        if not inside:
-            raise UserError(f"{path} is neither a run nor a folder of runs.")
-        found.extend(Run(p) for p in inside)
-    if not found:
+        found = list(_within(path, LEVELS))
+        if not found:
+            raise UserError(
+                f"{path} is neither a run nor a folder of runs: there is no config.json in it, nor up to "
+                f"{LEVELS} folders down."
+            )
+        for folder in found:
+            once.setdefault(folder.resolve(), folder)
+    if not once:
         raise UserError("name at least one run.")
-    once: dict[Path, Run] = {}
-    for run in found:
-        once.setdefault(run.path.resolve(), run)
-    return list(once.values())
+    return [Run(folder) for folder in once.values()]
+
+
+def _within(folder: Path, levels: int) -> Iterator[Path]:
+    """The folder if it is a run, else the runs in it; hidden folders are passed over."""
+    if os.path.exists(folder / "config.json"):  # Path.exists raises for what may not be read
+        yield folder
+    elif levels:
+        for inner in sorted(folder.glob("[!.]*/")):
+            yield from _within(inner, levels - 1)
 
 
 def arrange(runs: Sequence[Run]) -> list[Group]:

@@ -10,7 +10,11 @@ from fedrecall.cli.app import app, out
 
 Runs = Annotated[
     list[Path],
-    typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN...", show_default=False),
+    typer.Argument(
+        help="Run folders, or folders that hold some, up to three levels down.",
+        metavar="RUN...",
+        show_default=False,
+    ),
 ]
 
 

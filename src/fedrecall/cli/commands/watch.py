@@ -14,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrecall.cli.app import app, out
+from fedrecall.cli.commands.reports import Runs
 from fedrecall.cli.progress import line
 from fedrecall.errors import UserError, printable
-from fedrecall.records import RunFolder, read_metrics, whole
-from fedrecall.reports.runs import Run
+from fedrecall.records import read_metrics, whole
+from fedrecall.reports.runs import Run, open_runs
 
 TICKS = "▁▂▃▄▅▆▇█"
 DAY = 86_400
@@ -165,10 +166,7 @@ def _columns(*cells: RenderableType) -> Table:
 
 @app.command("watch")
 def watch_command(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN...", show_default=False),
-    ],
+    runs: Runs,
     *,
     once: Annotated[bool, typer.Option("--once", help="Show how it stands and end.")] = False,
     every: Annotated[float, typer.Option(min=0.05, help="Seconds from one look to the next.")] = 1.0,
@@ -179,7 +177,7 @@ def watch_command(
     """
     if not every <= DAY:  # what is no number is not, either
         raise UserError(f"watch: --every = {every} is not a number of seconds up to {DAY:,}, a day.")
-    followed = [Follower(path) for path in folders(runs)]
+    followed = [Follower(run.path) for run in open_runs(runs)]
     for run in followed:
         run.look()
     if not out.is_terminal:
@@ -193,15 +191,6 @@ def watch_command(
                 for run in followed:
                     run.look()
                 live.update(_page(followed), refresh=True)
-
-
-def folders(paths: Sequence[Path]) -> list[Path]:
-    """The run folders among the paths and directly inside them."""
-    found: list[Path] = []
-    for path in paths:
-        inside = [] if RunFolder(path).started else sorted(p.parent for p in path.glob("*/config.json"))
-        found += inside or [path]
-    return found
 
 
 def _page(followed: Sequence[Follower]) -> Group:
