@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from fedrecall.cli import app
 from fedrecall.cli.commands import watch
 from fedrecall.errors import UserError
+from fedrecall.reports.runs import Run
 
 runner = CliRunner()
 
@@ -94,12 +95,14 @@ def reproduced(tmp_path):
 def test_folders_as_reproduce_makes_them_are_reported_drawn_and_watched(reproduced, tmp_path):
     for folder in (tmp_path, reproduced):
         assert invoke("report", folder, "--out", tmp_path / "x.html").exit_code == 0
-        assert "2 experiments, 2 runs." in (tmp_path / "x.html").read_text()
+        page = (tmp_path / "x.html").read_text()
+        assert "2 experiments, 2 runs." in page
+        assert "fedntd/seed0 stands at round 4 of 6" in page
         assert invoke("figure", "fedntd/fig13", folder, "--out", tmp_path / "drawn").exit_code == 0
         found = invoke("watch", folder, "--once")
         assert found.exit_code == 0, found.exception
-        assert "round 6 of 6, finished" in found.output
-        assert "round 4 of 6, last round" in found.output
+        assert "fedavg/seed0: round 6 of 6, finished" in found.output
+        assert "fedntd/seed0: round 4 of 6, last round" in found.output
 
 
 def test_watch_follows_a_run_to_its_end(runs, tmp_path):
@@ -122,7 +125,7 @@ def test_watch_follows_a_run_to_its_end(runs, tmp_path):
 
 
 def test_watch_draws_a_panel_on_a_terminal(runs):
-    run = watch.Follower(runs / "avg-0")
+    run = watch.Follower(Run(runs / "avg-0"))
     assert run.look()
     assert not run.look()  # nothing new
     console = Console(width=80, record=True, file=io.StringIO())
@@ -142,7 +145,7 @@ def test_watch_holds_no_lock_and_writes_nothing(runs):
 
 
 def test_time_left_is_the_pace_of_the_last_rounds(tmp_path):
-    run = watch.Follower(write(tmp_path / "run", rounds=10, played=4))
+    run = watch.Follower(Run(write(tmp_path / "run", rounds=10, played=4)))
     run.look()
     assert run.left == pytest.approx(6 * (2.0 + 0.5 + 0.25))
 
@@ -159,7 +162,7 @@ def test_a_run_cannot_command_the_terminal(tmp_path):
     config = json.loads((run / "config.json").read_text())
     config["algorithm"]["beta"] = "\x1b]0;owned\x07"
     (run / "config.json").write_text(json.dumps(config))
-    follower = watch.Follower(run)
+    follower = watch.Follower(Run(run))
     follower.look()
     follower.records[-1]["failures"] = ["\x1b[2J"]
     console = Console(width=80, force_terminal=False, record=True, file=io.StringIO())

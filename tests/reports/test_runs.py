@@ -133,6 +133,21 @@ def test_a_folder_is_searched_some_levels_deep_but_not_inside_a_run(tmp_path):
         open_runs([tmp_path / "h"])
 
 
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["a/seed0"], ["seed0"]),
+        (["a/seed0", "a/seed1"], ["seed0", "seed1"]),
+        (["a/seed0", "b/seed0", "b/seed1"], ["a/seed0", "b/seed0", "b/seed1"]),
+        (["a/x/seed0", "b/x/seed0", "b/c"], ["a/x/seed0", "b/x/seed0", "runs/b/c"]),
+    ],
+)
+def test_runs_are_named_with_the_parents_that_tell_them_apart(tmp_path, folders, names):
+    for number, folder in enumerate(folders):
+        write(tmp_path / "runs" / folder, seed=number)
+    assert sorted(run.name for run in open_runs([tmp_path / "runs"])) == names
+
+
 def test_whatever_dealt_the_partition_is_its_seed(tmp_path):
     for number, (given, dealt) in enumerate([({}, 3), ({"partition_seed": 1}, 1), ({"global_seed": 7}, 7)]):
         assert Run(write(tmp_path / str(number), seed=3, **given)).seeds == (3, dealt)

@@ -6,6 +6,7 @@ sets it apart from the others.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -292,7 +293,10 @@ class Group:
 
 
 def open_runs(paths: Iterable[Path | str]) -> list[Run]:
-    """Runs by folder, each once; a folder that is no run stands for all in it, up to `LEVELS` down."""
+    """Runs by folder, each once; a folder that is no run stands for all in it, up to `LEVELS` down.
+
+    Runs whose folders have the same name are called by their parents' names, too.
+    """
     once: dict[Path, Path] = {}
     for path in map(Path, paths):
         found = list(_within(path, LEVELS))
@@ -305,7 +309,7 @@ def open_runs(paths: Iterable[Path | str]) -> list[Run]:
             once.setdefault(folder.resolve(), folder)
     if not once:
         raise UserError("name at least one run.")
-    return [Run(folder) for folder in once.values()]
+    return [Run(folder, name) for folder, name in zip(once.values(), _names(once), strict=True)]
 
 
 def _within(folder: Path, levels: int) -> Iterator[Path]:
@@ -315,6 +319,13 @@ def _within(folder: Path, levels: int) -> Iterator[Path]:
     elif levels:
         for inner in sorted(folder.glob("[!.]*/")):
             yield from _within(inner, levels - 1)
+
+
+def _names(folders: Iterable[Path]) -> list[str]:
+    """The folders' names, all with as many parents' in front as it takes to tell each from the others."""
+    parts = [folder.parts for folder in folders]
+    length = next(n for n in itertools.count(1) if len({p[-n:] for p in parts}) == len(parts))
+    return [str(Path(*p[-length:])) for p in parts]
 
 
 def arrange(runs: Sequence[Run]) -> list[Group]:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,10 +28,10 @@ RECENT = 10
 class Follower:
     """A run folder that may be growing; reads it again only when it has changed."""
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.name = printable(path.resolve().name)
-        self.config = Run(path).config
+    def __init__(self, run: Run):
+        self.path = run.path
+        self.name = printable(run.name)
+        self.config = run.config
         self.records: list[dict[str, Any]] = []
         self._seen: tuple[int, int, int] | None = None
 
@@ -177,7 +176,7 @@ def watch_command(
     """
     if not every <= DAY:  # what is no number is not, either
         raise UserError(f"watch: --every = {every} is not a number of seconds up to {DAY:,}, a day.")
-    followed = [Follower(run.path) for run in open_runs(runs)]
+    followed = [Follower(run) for run in open_runs(runs)]
     for run in followed:
         run.look()
     if not out.is_terminal:
