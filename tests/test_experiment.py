@@ -8,10 +8,13 @@ import subprocess
 import threading
 import time
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fedrecall
 from fedrecall import config as configs
@@ -135,6 +138,24 @@ def test_a_finished_run_can_be_extended(tmp_path, straight):
     done = Experiment(config(), tmp_path / "run", resume=True).run()  # nothing left to do
     assert same(done.weights, straight.weights)
     assert len(done.history) == 4
+
+
+@cache
+def in_one_go(every):
+    return Experiment(config(rounds=7, evaluate_every=every)).run()
+
+
+@settings(max_examples=12, deadline=None)
+@given(every=st.integers(1, 4), ends=st.sets(st.integers(1, 6), min_size=1))
+def test_a_run_that_was_extended_forgot_what_one_played_in_one_go_did(tmp_path_factory, every, ends):
+    folder = tmp_path_factory.mktemp("extended") / "run"
+    for rounds in (*sorted(ends), 7):
+        extended = Experiment(config(rounds=rounds, evaluate_every=every), folder, resume=True).run()
+    for found, expected in zip(extended.history, in_one_go(every).history, strict=True):
+        assert found["round"] in ends or ("accuracy" in found) == ("accuracy" in expected)
+        if "accuracy" in expected:
+            for name in ("accuracy", "class_accuracy", "loss", "forgetting", "consistency"):
+                assert found[name] == expected[name]
 
 
 def test_a_damaged_checkpoint_costs_a_round_and_no_more(tmp_path, straight):

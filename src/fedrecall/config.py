@@ -66,7 +66,7 @@ class Config:
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
     """Arithmetic of training; bfloat16 keeps the weights themselves in float32."""
     evaluate_every: Annotated[int, AT_LEAST_ONE] = 1
-    """Rounds from one evaluation on the test split to the next."""
+    """Rounds from one evaluation on the test split to the next; forgetting looks back on these alone."""
     measures: tuple[str, ...] = ()
     """What else to record, see `fedrecall list measures`."""
     sinks: tuple[str, ...] = ()

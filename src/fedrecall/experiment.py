@@ -225,7 +225,8 @@ class Experiment:
         if len(kept) != played:
             raise UserError(f"{folder.path}/metrics.jsonl lacks rounds before round {played}.")
         for record in kept:
-            if "class_accuracy" in record:
+            # One that was evaluated only because the run was to end there is not looked back on.
+            if "class_accuracy" in record and record["round"] % self.config.evaluate_every == 0:
                 self._recall.step(np.array(record["class_accuracy"]))
         self.history = History(folder, kept)
         self._saved = played
