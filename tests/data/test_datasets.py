@@ -1,6 +1,7 @@
 """Data sets: every recipe on a small copy of the hub's layout, the cache, a user's folders, the errors."""
 
 import csv
+import errno
 import io
 import json
 import os
@@ -455,6 +456,23 @@ def test_a_bad_image_folder_is_one_sentence(tmp_path, spoil, said):
     with pytest.raises(UserError, match=said) as raised:
         load(f"folder:{folder}")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("locked", ["train/dog", "test", "."])
+def test_a_folder_that_may_not_be_listed_is_said_and_not_passed_over(tmp_path, monkeypatch, locked):
+    folder = image_folder(tmp_path / "mine").resolve()
+    scandir = os.scandir
+
+    def refusing(place):
+        if Path(place) == folder / locked:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", refusing)  # as without the permission, which root needs not
+    with pytest.raises(UserError, match="cannot be listed: Permission denied") as raised:
+        load(f"folder:{folder}")
+    assert str(raised.value).startswith(f"{folder / locked} ")
+    assert "take it away" in str(raised.value)
 
 
 def test_links_within_the_folder_are_fine(tmp_path):

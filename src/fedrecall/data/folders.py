@@ -218,11 +218,12 @@ def walk(folder: Path) -> list[Path]:
     """All files under a folder in a fixed order, hidden ones aside.
 
     Refuses what could leave the folder (a link to elsewhere), cannot be written down (a name
-    that is not UTF-8) or is no file to read (a pipe, which nobody may ever write to).
+    that is not UTF-8), is no file to read (a pipe, which nobody may ever write to) or hides files (a
+    folder that may not be listed).
     """
     top = folder.resolve()
     found: list[Path] = []
-    for here, folders, names in os.walk(top):
+    for here, folders, names in os.walk(top, onerror=_unlisted):
         folders[:] = sorted(n for n in folders if not n.startswith("."))
         for entry in [*folders, *names]:
             path = Path(here) / entry
@@ -245,6 +246,12 @@ def walk(folder: Path) -> list[Path]:
     if special is not None:
         raise UserError(f"{special} is neither a file nor a folder: take it away.")
     return found
+
+
+def _unlisted(error: OSError) -> None:
+    raise UserError(
+        f"{error.filename} cannot be listed: {error.strerror}. Allow it to be read, or take it away."
+    ) from error
 
 
 def fingerprint_of(folder: Path, files: list[Path]) -> list[tuple[str, int, int]]:
