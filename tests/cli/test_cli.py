@@ -138,6 +138,10 @@ def test_a_users_mistake_is_one_sentence_and_exit_2(call, words, said):
             ["run", "--out", "x"],
             "run --resume --out x stopped after round {}; what was done is saved.",
         ),
+        (
+            ["run", "--out", "x", "--data-root", "d"],
+            "run --resume --out x --data-root d stopped after round {}; what was done is saved.",
+        ),
         (["compare", "fedavg", "--out", "x"], "stopped after round {}; what was done is saved."),
         (["compare", "fedavg"], "stopped after round {}."),
     ],

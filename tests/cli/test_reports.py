@@ -7,9 +7,11 @@ import time
 
 import pytest
 from rich.console import Console
+from tests.data.test_datasets import mirror
 from tests.reports.synthetic import write
 from typer.testing import CliRunner
 
+import fedrecall
 from fedrecall.cli import app
 from fedrecall.cli.commands import watch
 from fedrecall.errors import UserError
@@ -65,6 +67,19 @@ def test_figures_are_listed_explained_and_drawn(runs, tmp_path):
     assert sorted(p.name for p in (tmp_path / "drawn").iterdir()) == [
         f"fedntd-fig13.{kind}" for kind in ("json", "pdf", "png")
     ]
+
+
+def test_a_figure_that_trains_anew_takes_the_runs_data_from_the_root(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDRECALL_DATA", str(tmp_path / "nowhere"))
+    root, run = tmp_path / "data", tmp_path / "run"
+    mirror(root, "mnist", train=30, rest=6)
+    small = {"clients": 2, "sample": 2, "rounds": 1, "partition": "iid", "backend": "serial"}
+    fedrecall.run(run, dataset="mnist", model="mlp:8", auxiliary_per_class=2, data_root=root, **small)
+    words = ("figure", "fedcad/fig2:epochs=1", run, "--out", tmp_path / "drawn")
+    found = invoke(*words, "--data-root", root)
+    assert found.exit_code == 0, found.exception
+    assert (tmp_path / "drawn/fedcad-fig2.png").exists()
 
 
 def test_a_figure_that_cannot_be_written_is_a_users_mistake(runs, tmp_path):

@@ -71,11 +71,12 @@ def from_files(show: Callable[P, T]) -> Callable[P, T]:
 class Run:
     """One run's files."""
 
-    def __init__(self, path: Path | str, name: str | None = None):
-        """``name``: what to call it; by default the folder's name."""
+    def __init__(self, path: Path | str, name: str | None = None, data_root: Path | None = None):
+        """``name``: what to call it; by default the folder's name. ``data_root``: as `load` takes it."""
         self.path = Path(path)
         self.name = name or self.path.resolve().name
         self.folder = RunFolder(self.path)
+        self._data_root = data_root
         if not self.folder.started:
             raise UserError(f"{self.path} is not a run: it has no config.json.")
 
@@ -220,7 +221,7 @@ class Run:
     @cached_property
     def dataset(self) -> Dataset:
         """The data set that the config names; a UserError says where it is looked for."""
-        return load(self.settings.dataset)
+        return load(self.settings.dataset, root=self._data_root)
 
     def checkpoint(self, round_number: int | None = None) -> Checkpoint:
         """The newest checkpoint, or that of a round; only the last two rounds' are kept."""
@@ -292,7 +293,7 @@ class Group:
         return [float(run.series(key)[-1]) for run in self.runs]
 
 
-def open_runs(paths: Iterable[Path | str]) -> list[Run]:
+def open_runs(paths: Iterable[Path | str], data_root: Path | None = None) -> list[Run]:
     """Runs by folder, each once; a folder that is no run stands for all in it, up to `LEVELS` down.
 
     Runs whose folders have the same name are called by their parents' names, too.
@@ -309,7 +310,7 @@ def open_runs(paths: Iterable[Path | str]) -> list[Run]:
             once.setdefault(folder.resolve(), folder)
     if not once:
         raise UserError("name at least one run.")
-    return [Run(folder, name) for folder, name in zip(once.values(), _names(once), strict=True)]
+    return [Run(folder, name, data_root) for folder, name in zip(once.values(), _names(once), strict=True)]
 
 
 def _within(folder: Path, levels: int) -> Iterator[Path]:

@@ -7,6 +7,7 @@ import typer
 
 from fedrecall import files
 from fedrecall.cli.app import app, out
+from fedrecall.cli.options import DataRoot
 
 Runs = Annotated[
     list[Path],
@@ -60,6 +61,7 @@ def figure_command(
     out_: Annotated[Path, typer.Option("--out", help="Folder for the PNG, the PDF and the numbers.")] = Path(
         "figures"
     ),
+    data_root: DataRoot = None,
 ) -> None:
     """Draw one of the papers' figures from your runs.
 
@@ -67,7 +69,7 @@ def figure_command(
     """
     from fedrecall.reports.figures import draw
 
-    drawn = draw(name, runs, out_)
+    drawn = draw(name, runs, out_, data_root)
     for said in (drawn.caption, *drawn.notes):
         out.print(said, markup=False, highlight=False)
     for path in drawn.files:

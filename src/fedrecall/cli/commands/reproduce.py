@@ -120,7 +120,7 @@ def reproduce_command(
     if left_out and len(left_out) == len({str(p.config.dataset) for p in plans}):
         raise UserError("no data set that this needs could be had.")
     if chosen.figure is not None and seeds:
-        _draw(chosen, cells, out_, variant, {"precision": precision})
+        _draw(chosen, cells, out_, variant, {"precision": precision}, data_root)
 
 
 def comparison(chosen: Table, cells: list[Cell], results: Results, variant: Variant | None = None) -> Shown:
@@ -233,7 +233,12 @@ def _explain_figure(name: str) -> None:
 
 
 def _draw(
-    chosen: Table, cells: list[Cell], out_: Path, variant: Variant | None, how: Mapping[str, Any]
+    chosen: Table,
+    cells: list[Cell],
+    out_: Path,
+    variant: Variant | None,
+    how: Mapping[str, Any],
+    data_root: Path | None,
 ) -> None:
     from fedrecall.reports.figures import draw
 
@@ -250,7 +255,7 @@ def _draw(
                 " make it in a folder of its own (--out)."
             )
             return
-    drawn = draw(str(chosen.figure), folders, out_ / "figures")
+    drawn = draw(str(chosen.figure), folders, out_ / "figures", data_root)
     for note in drawn.notes:
         _say(note)
     for path in drawn.files:

@@ -55,7 +55,8 @@ def run_command(
     try:
         result = experiment.run()
     except Interrupted:
-        err.print(f"go on with: fedrecall run --resume --out {folder}", soft_wrap=True, markup=False)
+        data = f" --data-root {data_root}" if data_root is not None else ""
+        err.print(f"go on with: fedrecall run --resume --out {folder}{data}", soft_wrap=True, markup=False)
         raise
     summarise(result)
 

@@ -54,7 +54,7 @@ FIGURES = Registry(
 
 
 @from_files
-def draw(name: str, runs: Sequence[Path | str], out: Path | str) -> Drawn:
-    """Draw a figure from run folders (or folders of them) into ``out``."""
+def draw(name: str, runs: Sequence[Path | str], out: Path | str, data_root: Path | None = None) -> Drawn:
+    """Draw a figure from run folders (or folders of them) into ``out``; ``data_root`` has their data."""
     figure: Figure = FIGURES.make(name)
-    return save(FIGURES.parse(name)[0], figure, open_runs(runs), Path(out))
+    return save(FIGURES.parse(name)[0], figure, open_runs(runs, data_root), Path(out))
