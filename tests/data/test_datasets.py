@@ -179,11 +179,61 @@ def test_a_damaged_cache_is_rebuilt(tmp_path, damage):
     assert store.load(file) is not None
 
 
-def test_a_cached_data_set_opens_without_its_files(tmp_path):
+@pytest.fixture
+def online(monkeypatch, tmp_path):
+    """A hub of its own, whose MNIST has nine examples; called with False it is out of reach."""
+    import datasets
+
+    mirror(tmp_path / "hub", "mnist", train=9)
+    really = datasets.load_dataset
+
+    def sent(source, cache_dir, **how):
+        place = source if Path(source).is_absolute() else tmp_path / "hub" / source
+        return really(str(place), cache_dir=cache_dir or str(tmp_path / "scratch"), **how)
+
+    def switch(on):
+        def reach(_):
+            if not on:
+                raise ConnectionError("no route")
+
+        monkeypatch.setattr(hub, "reach", reach)
+
+    monkeypatch.setattr(datasets, "load_dataset", sent)
+    switch(True)
+    return switch
+
+
+def test_only_what_the_hub_sent_opens_without_a_root_and_without_the_hub(tmp_path, online):
     root, cache = tmp_path / "data", tmp_path / "cache"
     mirror(root, "mnist")
-    load("mnist", root, cache)
-    assert len(load("mnist", tmp_path / "elsewhere", cache).train) == 8
+    assert len(load("mnist", root, cache).train) == 8
+    online(False)
+    with pytest.raises(UserError, match="mnist cannot be had: no local root is named, none is cached from"):
+        load("mnist", cache=cache)  # a local copy's cache is not the hub's
+    assert not {a.name: a.here for a in available(cache=cache)}["mnist"]
+    online(True)
+    assert len(load("mnist", cache=cache).train) == 9
+    online(False)
+    assert len(load("mnist", root, cache).train) == 8  # decoded anew, beside the hub's
+    assert len(load("mnist", cache=cache).train) == 9
+    assert {a.name: a.here for a in available(cache=cache)}["mnist"]
+
+
+@pytest.mark.parametrize("named", ["option", "environment"])
+@pytest.mark.parametrize("place", ["nowhere", "empty"])
+def test_nothing_stands_in_for_the_root_that_is_named(tmp_path, monkeypatch, online, named, place):
+    cache = tmp_path / "cache"
+    mirror(tmp_path / "data", "mnist")
+    (tmp_path / "empty").mkdir()
+    load("mnist", cache=cache)
+    load("mnist", tmp_path / "data", cache)
+    if named == "environment":
+        monkeypatch.setenv("FEDRECALL_DATA", str(tmp_path / place))
+    root = tmp_path / place if named == "option" else None
+    with pytest.raises(UserError, match="mnist cannot be had: there is no copy in") as raised:
+        load("mnist", root, cache)
+    assert f"{tmp_path / place}/ylecun/mnist" in str(raised.value)
+    assert not {a.name: a.here for a in available(root, cache)}["mnist"]
 
 
 def test_a_cached_data_set_opens_without_the_library_that_decoded_it(tmp_path):
@@ -194,7 +244,7 @@ def test_a_cached_data_set_opens_without_the_library_that_decoded_it(tmp_path):
         "import sys; sys.modules['datasets'] = sys.modules['PIL'] = sys.modules['pyarrow'] = None\n"
         "from fedrecall.data.datasets import load\n"
         f"print(len(load('mnist', {str(root)!r}, {str(cache)!r}).train))\n"
-        f"try: load('cifar10', {str(root)!r}, {str(cache)!r})\n"
+        f"try: load('cifar10', None, {str(cache)!r})\n"
         "except ValueError as error: print(error)"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -721,12 +771,10 @@ def test_bad_names_and_parameters(spec, said):
 
 def test_available_looks_at_names_alone(tmp_path, monkeypatch):
     mirror(tmp_path / "data", "mnist")
-    mirror(tmp_path / "other", "cifar10")
-    load("cifar10", tmp_path / "other", tmp_path / "cache")
     monkeypatch.setattr(hub, "hugging_face", refuse)
     found = {a.name: a for a in available(tmp_path / "data", tmp_path / "cache")}
     assert set(found) == set(DATASETS) - {"folder"}
-    assert {n for n, a in found.items() if a.here} == {"digits", "synthetic", "mnist", "cifar10"}
+    assert {n for n, a in found.items() if a.here} == {"digits", "synthetic", "mnist"}
     assert "uoft-cs/cifar100" in found["cifar100"].where
 
 

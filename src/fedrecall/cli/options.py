@@ -119,7 +119,10 @@ Set = Annotated[
 ]
 DataRoot = Annotated[
     Path | None,
-    typer.Option(help="Folder that mirrors the hub's layout (default: $FEDRECALL_DATA).", show_default=False),
+    typer.Option(
+        help="Folder that mirrors the hub's layout (default: $FEDRECALL_DATA, else the hub).",
+        show_default=False,
+    ),
 ]
 
 

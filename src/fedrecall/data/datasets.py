@@ -64,7 +64,8 @@ def load(
     """A data set by name, with parameters, or from a folder that ``export`` wrote.
 
     ``root`` holds local copies laid out as on the hub (``root/uoft-cs/cifar10/*.parquet``) or as
-    ``export`` writes them (``root/cifar10``); its default is the environment's FEDRECALL_DATA.
+    ``export`` writes them (``root/cifar10``); its default is the environment's FEDRECALL_DATA. Where a
+    root is named, nothing is taken from the hub; where none is, what it sent before is used again.
     ``cache`` holds what was decoded; its default is FEDRECALL_CACHE, else ``~/.cache/fedrecall``.
     """
     recipe = spec if isinstance(spec, Recipe) else DATASETS.make(spec)
@@ -76,11 +77,8 @@ def load(
     if labels is None:
         return recipe.read(name, root)
     whose, version = re.sub(r"[^a-zA-Z0-9_-]+", "_", labels[0]), labels[1]
-    path = cache / f"{whose}-{version}.safetensors"
+    path, of_hub = (cache / f"{whose}-{v}.safetensors" for v in (version, _HUB))
     kept = store.load(path)
-    if kept is None and version == _HUB:  # no files to compare with: whatever was decoded last
-        older = sorted(cache.glob(f"{whose}-*.safetensors"), key=lambda p: p.stat().st_mtime, reverse=True)
-        kept = next(filter(None, map(store.load, older)), None)
     if kept is None:
         made = recipe.read(name, root)
         try:
@@ -90,7 +88,7 @@ def load(
                 f"the cache {path} cannot be written: {error}; name another with FEDRECALL_CACHE."
             ) from error
         for stale in cache.glob(f"{whose}-*.safetensors"):
-            if stale != path:
+            if stale not in (path, of_hub):  # what the hub sent may not be had again
                 stale.unlink(missing_ok=True)
         kept = store.load(path) or made
     return kept
@@ -127,9 +125,10 @@ def available(root: Path | None = None, cache: Path | None = None) -> list[Avail
         recipe = DATASETS.cls(name)
         if issubclass(recipe, HubImages):
             local = recipe().local(name, root)
-            kept = next(iter(sorted(cache.glob(f"{name}-*.safetensors"))), None)
-            where = str(local or kept or f"not here; on the hub as {recipe.repository}")
-            found.append(Available(name, bool(local or kept), where))
+            sent = cache / f"{name}-{_HUB}.safetensors"
+            here = local or (sent if root is None and sent.exists() else None)
+            where = str(here or f"not here; on the hub as {recipe.repository}")
+            found.append(Available(name, here is not None, where))
         elif name != "folder":
             found.append(Available(name, True, "comes with the package"))
     return found
@@ -220,9 +219,20 @@ class HubImages(Recipe):
         places = [root / self.repository, root / self.repository.split("/")[1], root / name]
         return next((p for p in places if p.is_dir()), None)
 
-    def cached(self, name: str, root: Path | None) -> tuple[str, str] | None:
-        """By the files of the local copy; an export needs no cache."""
+    def _copy(self, name: str, root: Path | None) -> Path | None:
+        """The folder of the local copy, or a UserError; None where no root is named: the hub has it."""
         folder = self.local(name, root)
+        if folder is None and root is not None:
+            raise UserError(
+                f"the data set {name} cannot be had: there is no copy in {root}; put the parquet files of "
+                f"{self.repository} into {root / self.repository}, or name no root (--data-root, "
+                "FEDRECALL_DATA) to have them from the hub."
+            )
+        return folder
+
+    def cached(self, name: str, root: Path | None) -> tuple[str, str] | None:
+        """By the files of the local copy, or as the hub's; an export needs no cache."""
+        folder = self._copy(name, root)
         if folder is None:
             return name, _HUB
         if store.is_export(folder):
@@ -231,7 +241,7 @@ class HubImages(Recipe):
 
     def read(self, name: str, root: Path | None) -> Dataset:
         """Decode the local copy, or what the hub sends."""
-        folder = self.local(name, root)
+        folder = self._copy(name, root)
         if folder is not None and store.is_export(folder):
             return load_export(folder)
         if folder is not None:
@@ -242,11 +252,11 @@ class HubImages(Recipe):
         try:
             found = hub.hugging_face(lambda hf: self._rows(hf, None, None), "the hub")
         except UserError as error:
-            searched = f"no copy in {root}" if root else "no local root is named"
             tried, there = str(error).rstrip("."), f"ROOT/{self.repository}"
             raise UserError(
-                f"the data set {name} cannot be had: {searched}, none is cached, and {tried}; "
-                f"put the parquet files of {self.repository} into {there} and set FEDRECALL_DATA=ROOT."
+                f"the data set {name} cannot be had: no local root is named, none is cached from the hub, "
+                f"and {tried}; put the parquet files of {self.repository} into {there} and set "
+                "FEDRECALL_DATA=ROOT."
             ) from error
         return join(name, found, self.repository, held_out=0, seed=0)
 
