@@ -179,7 +179,7 @@ class Experiment:
 
         ``dataset`` is what this process divided among clients, if it did.
         """
-        data = _facts(dataset) if dataset is not None else {}
+        data = facts(dataset) if dataset is not None else {}
         starts = _starts(folder.path / "made.json") if folder.started else []
         before = starts[-1].get("data", data) if starts else data
         now = data if "digest" in before else {k: v for k, v in data.items() if k != "digest"}
@@ -623,7 +623,7 @@ def _starts(path: Path) -> list[dict[str, Any]]:
     return starts
 
 
-def _facts(dataset: Dataset) -> dict[str, Any]:
+def facts(dataset: Dataset) -> dict[str, Any]:
     """What tells data from other data, and costs little: sizes, and a digest of labels and statistics.
 
     The statistics are rounded: the same files may be decoded a little differently elsewhere.

@@ -786,6 +786,25 @@ DATA = os.environ.get("FEDRECALL_DATA")
 CACHE = os.environ.get("FEDRECALL_CACHE")
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("mnist", (60_000, 10_000)),
+        ("fashion_mnist", (60_000, 10_000)),
+        ("cifar10", (50_000, 10_000)),
+        ("cifar100", (50_000, 10_000)),
+        ("cinic10", (90_000, 90_000)),
+        ("tiny_imagenet", (100_000, 10_000)),
+        ("ham10000", None),  # images that lie in both of the hub's splits are left out
+        ("synthetic", None),
+    ],
+)
+def test_sizes_are_what_is_published_and_what_the_help_says(name, sizes):
+    recipe = DATASETS.cls(name)
+    assert recipe.sizes == sizes
+    assert sizes is None or f"{sizes[0]:,} and {sizes[1]:,}" in recipe.__doc__
+
+
 @pytest.mark.parametrize("name", HERE)
 def test_real_data(name, tmp_path_factory):
     shape, count, mean, std = REAL[name]

@@ -5,12 +5,12 @@ import shutil
 import sys
 
 import pytest
-from tests.data.test_datasets import mirror
+from tests.data.test_datasets import LAYOUTS, mirror
 from tests.papers.outcomes import outcome
 
 from fedrecall import files
 from fedrecall.cli import main
-from fedrecall.data.datasets import load
+from fedrecall.data.datasets import DATASETS, load
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
 from fedrecall.papers import table
@@ -35,6 +35,8 @@ def alone(monkeypatch, tmp_path_factory, tmp_path):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path_factory.getbasetemp() / "papers-cache"))
     monkeypatch.delenv("FEDRECALL_DATA", raising=False)
+    for name in LAYOUTS:  # a few pictures of noise pass for each
+        monkeypatch.setattr(DATASETS.cls(name), "sizes", None)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
 
@@ -126,7 +128,7 @@ def test_a_run_made_otherwise_is_taken_if_it_is_the_papers(call, root, tmp_path)
     starts[0]["data"]["name"] = "cifar10, held out"
     other = shutil.copytree(folder, tmp_path / "other")
     files.write_json(other / "made.json", starts)
-    with pytest.raises(UserError, match="is a run on cifar10, held out, not on the paper's data"):
+    with pytest.raises(UserError, match="is a run on cifar10, held out, not the paper's cifar10"):
         adopt(TABLE1, other, tmp_path / "results")
     with pytest.raises(UserError, match=r"cifar10/shard3 scaffold has training.lr = 0.01, not 0.5"):
         adopt(TABLE1, made_with(0.5), tmp_path / "results")
@@ -158,6 +160,36 @@ def test_a_run_that_turns_to_nan_is_noted_as_failed_and_the_next_goes_on(root, t
         TABLE1, cells, [0], Results(found), tmp_path, rounds=2, backend="serial", **{"training.lr": 1e30}
     )
     assert again == []
+
+
+def test_other_data_of_the_same_name_are_neither_run_on_nor_taken(call, root, tmp_path, monkeypatch):
+    recipe = DATASETS.cls("cifar10")
+    words = ("reproduce", "fedntd/table1", "--columns", "cifar10/shard2", "--methods", "fedavg")
+    words += ("--results", "results")
+    making = ("--seeds", 1, "--rounds", 1, "--data-root", root, "--backend", "serial", "--out", "out")
+    monkeypatch.setattr(recipe, "sizes", (50_000, 10_000))
+    code, said, error = call(*words, *making)
+    assert code == 2
+    assert "left out: what was found is cifar10 of 400 and 40 examples, not the paper's of 50000 and" in said
+    assert "no data set that this needs" in error
+    assert not (tmp_path / "results").exists()
+
+    monkeypatch.setattr(recipe, "sizes", (400, 40))  # had the paper had so many
+    assert call(*words, *making)[0] == 0
+    cell = TABLE1.cell("cifar10/shard2", "fedavg")
+    kept, folder = path_of(cell.config(), tmp_path / "results"), run_folder(cell.config(), tmp_path / "out")
+    data = files.read_json(kept)["made"]["data"]
+    assert (data["name"], data["train"], data["test"]) == ("cifar10", 400, 40)
+    assert data == files.read_json(folder / "made.json")[0]["data"]
+    kept.unlink()
+    assert call(*words, "--from", folder)[0] == 0
+    assert files.read_json(kept)["made"]["data"] == data
+    kept.unlink()
+    monkeypatch.setattr(recipe, "sizes", (50_000, 10_000))
+    code, _, error = call(*words, "--from", folder)
+    assert code == 2
+    assert "is a run on cifar10 of 400 and 40 examples, not the paper's of 50000 and 10000." in error
+    assert not kept.exists()
 
 
 def test_data_that_is_not_here_leaves_out_what_needs_it_alone(call, root):

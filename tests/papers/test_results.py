@@ -123,13 +123,13 @@ def test_the_furthest_and_then_the_most_precise_run_of_a_seed_counts():
 
 def test_a_keeper_leaves_the_rounds_that_were_played(tmp_path):
     config = CELL.config()
-    keeper = Keeper(config, tmp_path, {"cpu": "x", "command": "secret", "git": "abc"})
+    keeper = Keeper(config, tmp_path, {"cpu": "x", "command": "secret", "git": "abc", "data": {"train": 3}})
     keeper.begin({}, [record(1)])
     keeper.record(record(2, 0.625))
     kept = read(path_of(config, tmp_path))  # at once: the run may be killed
     assert (kept.accuracy, kept.failures, kept.client_seconds) == ([0.5, 0.625], 1, [3.0, 3.0])
     assert (kept.bytes_down, kept.bytes_up) == (10, 20)
-    assert kept.made == {"cpu": "x", "git": "abc"}
+    assert kept.made == {"cpu": "x", "git": "abc", "data": {"train": 3}}
     keeper.record(record(3))  # too soon after the last for another write
     assert read(path_of(config, tmp_path)).done == 2
     keeper.end()

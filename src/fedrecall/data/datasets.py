@@ -49,6 +49,9 @@ _DECODER = 1  # raised when the same files come to give other tensors, so that c
 class Recipe(ABC):
     """How one data set is had; its dataclass fields are its parameters."""
 
+    sizes: ClassVar[tuple[int, int] | None] = None
+    """Examples of the training and of the test split, where these are known beforehand."""
+
     def cached(self, name: str, root: Path | None) -> tuple[str, str] | None:
         """What the cache file is called: (whose it is, which version); None: made anew each time."""
         return None
@@ -301,6 +304,7 @@ class MNIST(HubImages):
     """Handwritten digits, 1x28x28, 60,000 and 10,000."""
 
     repository: ClassVar[str] = "ylecun/mnist"
+    sizes: ClassVar[tuple[int, int] | None] = (60_000, 10_000)
     channels: ClassVar[int] = 1
 
 
@@ -309,6 +313,7 @@ class FashionMNIST(HubImages):
     """Articles of clothing, 1x28x28, 60,000 and 10,000."""
 
     repository: ClassVar[str] = "zalando-datasets/fashion_mnist"
+    sizes: ClassVar[tuple[int, int] | None] = (60_000, 10_000)
     channels: ClassVar[int] = 1
 
 
@@ -317,6 +322,7 @@ class CIFAR10(HubImages):
     """Photographs in 10 classes, 3x32x32, 50,000 and 10,000."""
 
     repository: ClassVar[str] = "uoft-cs/cifar10"
+    sizes: ClassVar[tuple[int, int] | None] = (50_000, 10_000)
     image: ClassVar[str] = "img"
 
 
@@ -325,6 +331,7 @@ class CIFAR100(HubImages):
     """Photographs in 100 classes (the fine labels), 3x32x32, 50,000 and 10,000."""
 
     repository: ClassVar[str] = "uoft-cs/cifar100"
+    sizes: ClassVar[tuple[int, int] | None] = (50_000, 10_000)
     image: ClassVar[str] = "img"
     label: ClassVar[str] = "fine_label"
 
@@ -334,6 +341,7 @@ class CINIC10(HubImages):
     """CIFAR-10's classes from CIFAR-10 and ImageNet, 3x32x32, 90,000 and 90,000; validation is not used."""
 
     repository: ClassVar[str] = "flwrlabs/cinic10"
+    sizes: ClassVar[tuple[int, int] | None] = (90_000, 90_000)
 
 
 @dataclass(frozen=True)
@@ -341,6 +349,7 @@ class TinyImageNet(HubImages):
     """Photographs in 200 classes, 3x64x64, 100,000 and 10,000; its validation split is the test set."""
 
     repository: ClassVar[str] = "zh-plus/tiny-imagenet"
+    sizes: ClassVar[tuple[int, int] | None] = (100_000, 10_000)
     test: ClassVar[tuple[str, ...]] = ("valid", "validation")
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from fedrecall import config as configs
 from fedrecall.config import MAY_CHANGE, Config
 from fedrecall.data import datasets
-from fedrecall.data.datasets import Dataset
+from fedrecall.data.datasets import DATASETS, Dataset
 from fedrecall.errors import Diverged, UserError
-from fedrecall.experiment import Experiment, Sink, device_of, environment
+from fedrecall.experiment import Experiment, Sink, device_of, environment, facts
 from fedrecall.papers.paper import Cell, Table, Variant, load_paper
 from fedrecall.papers.results import (
     Keeper,
@@ -151,7 +151,10 @@ def carry_out(
     progress: Callable[[int], Sink],
     data_root: Path | None = None,
 ) -> list[str]:
-    """Make the runs; returns why some could not be made. What is done is saved at every moment."""
+    """Make the runs; returns why some could not be made. What is done is saved at every moment.
+
+    None is made on other data than the paper's: a part of them, say, under their name.
+    """
     left_out: list[str] = []
     pace = Pace(say, sum(p.config.rounds for p in plans))
     shown = progress(len(plans))
@@ -172,7 +175,10 @@ def _load(
     if key not in loaded:
         loaded.clear()  # one at a time in memory
         try:
-            loaded[key] = datasets.load(made.config.dataset, root=root)
+            found = datasets.load(made.config.dataset, root=root)
+            if strange := unlike(made.config, facts(found)):
+                raise UserError(f"what was found is {strange}: name a folder that has it with --data-root.")
+            loaded[key] = found
         except UserError as error:
             loaded[key] = None
             left_out.append(str(error))
@@ -180,9 +186,9 @@ def _load(
 
 
 def _run(stack: Sequence[Plan], dataset: Dataset, results: Path, pace: Pace, shown: Sink, say: Say) -> None:
-    experiments, keepers = [], []
+    experiments, keepers, made = [], [], environment() | {"data": facts(dataset)}
     for number, p in enumerate(stack):
-        keeper = Keeper(p.config, results, environment())
+        keeper = Keeper(p.config, results, made)
         sinks: list[Sink] = [keeper, pace] if number else [keeper, pace, shown]
         experiments.append(Experiment(p.config, p.folder, resume=True, dataset=dataset, sinks=sinks))
         keepers.append(keeper)
@@ -202,21 +208,32 @@ def _run(stack: Sequence[Plan], dataset: Dataset, results: Path, pace: Pace, sho
         say(f"{stack[0].label} failed: {error}")
 
 
+def unlike(config: Config, data: Mapping[str, Any]) -> str | None:
+    """In words, what these data are if they are not those that the config names, as far as that is known."""
+    name, sizes = config.dataset["name"], DATASETS.make(config.dataset).sizes
+    train, test = data.get("train"), data.get("test")
+    if data.get("name") != name:
+        return f"{data.get('name')}, not the paper's {name}"
+    if sizes is not None and (train, test) != sizes:
+        return f"{name} of {train} and {test} examples, not the paper's of {sizes[0]} and {sizes[1]}"
+    return None
+
+
 def adopt(table: Table, folder: Path, results: Path) -> tuple[Path, Outcome, Cell]:
     """Take a run folder that somebody made as the result of one of the table's cells.
 
-    Its config must be the cell's in everything that matters. Returns the result's file, the result and
-    the cell.
+    Its config must be the cell's in everything that matters, and its data the paper's, where it says what
+    they were. Returns the result's file, the result and the cell.
     """
     found = of_run(folder)
-    data = next((start["data"]["name"] for start in Run(folder).made if "data" in start), None)
-    if data is not None and data != found.config.dataset["name"]:
-        raise UserError(f"{folder} is a run on {data}, not on the paper's data.")
     closest: tuple[int, str] | None = None
     paper = load_paper(table.paper)
     for cell in table.cells:
         as_published = identity(cell.config()) == identity(found.config)
         if as_published or paper.reading(cell, found.config) is not None:
+            said = [start["data"] for start in Run(folder).made if isinstance(start.get("data"), dict)]
+            if said and (strange := unlike(found.config, said[-1])):
+                raise UserError(f"{folder} is a run on {strange}.")
             return save(found, results), found, cell
         for variant in (None, *filter(cell.changed_by, paper.variants.values())):
             differing = differences(cell.config(found.seed, variant), found.config)

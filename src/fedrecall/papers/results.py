@@ -32,7 +32,7 @@ PRECISIONS = ("bfloat16", "float32", "float64")
 """From the coarsest to the finest."""
 APART = (*ELSEWHERE, "seed", "rounds", "precision")
 """What does not make it another experiment: the seed, how far, and how it was computed."""
-KEPT_OF_START = ("versions", "python", "platform", "cpu", "gpu", "threads", "git", "started")
+KEPT_OF_START = ("versions", "python", "platform", "cpu", "gpu", "threads", "git", "started", "data")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Outcome:
     measures: Mapping[str, Any] = field(default_factory=dict)
     """What else was measured after the last round."""
     made: Mapping[str, Any] = field(default_factory=dict)
-    """Versions, machine, revision and time of the last start."""
+    """Versions, machine, revision, time and data of the last start; older results do not say the data."""
     failed: str | None = None
     """Why the run cannot go on, if it cannot."""
 
