@@ -1,10 +1,15 @@
+import errno
 import os
+import stat
 
 import pytest
 import torch
 
 from fedrecall import files
+from fedrecall.data.store import is_export
 from fedrecall.errors import UserError
+from fedrecall.records import RunFolder
+from fedrecall.reports.runs import open_runs
 
 
 def test_arrays_come_back_as_they_were(tmp_path):
@@ -42,6 +47,28 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
         files.write_json(path, {"new": 2})
     assert files.read_json(path) == {"old": 1}
     assert os.listdir(tmp_path) == ["x.json"]
+
+
+def test_what_cannot_be_looked_up_is_a_sentence_and_not_missing(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for name, kinds in (("file", (True, False)), (".", (False, True)), ("none", (False, False))):
+        assert (
+            files.found(tmp_path / name, stat.S_ISREG),
+            files.found(tmp_path / name, stat.S_ISDIR),
+        ) == kinds
+        assert files.found(tmp_path / name) == any(kinds)
+    assert not files.found(tmp_path / "file" / "below")
+    assert not files.found(tmp_path / "nu\0ll")
+    with pytest.raises(UserError, match="cannot be looked up: File name too long"):
+        files.found(tmp_path / ("x" * 300))
+
+    def refusing(path, **_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "stat", refusing)  # as without the permission, which root needs not
+    for look in (files.found, lambda p: RunFolder(p).started, is_export, lambda p: open_runs([p])):
+        with pytest.raises(UserError, match=f"{tmp_path}.* cannot be looked up: Permission denied"):
+            look(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])

@@ -4,7 +4,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,22 @@ def expanded(path: Path | str) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:  # nobody's home
         raise UserError(f"{path}: {error}") from error
+
+
+def found(path: Path, kind: Callable[[int], bool] = bool) -> bool:
+    """Whether something is there, of this kind (`stat.S_ISDIR`), or a UserError where that cannot be told.
+
+    `Path.exists` and its like raise or say no, as Python's version has it, in a folder that may not be
+    entered and for a name that is too long.
+    """
+    try:
+        return kind(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a null character is a ValueError
+        return False
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be looked up: {error.strerror}. Allow it, or name another."
+        ) from error
 
 
 def write(path: Path, content: bytes) -> None:

@@ -43,7 +43,7 @@ class RunFolder:
     @property
     def started(self) -> bool:
         """Whether a run was begun here."""
-        return (self.path / "config.json").exists()
+        return files.found(self.path / "config.json")
 
     def acquire(self) -> None:
         """Take the folder for this process, or raise UserError if another one has it."""

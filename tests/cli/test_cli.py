@@ -17,6 +17,7 @@ SMALL = [
     *("--dataset", "synthetic:classes=4,train=160,test=80,size=8", "--model", "mlp:8"),
     *("--clients", "8", "--sample", "3", "--rounds", "2"),
 ]
+LONG = "x" * 300
 
 
 @pytest.fixture
@@ -109,6 +110,14 @@ def test_compare_prints_every_algorithm_and_pairs_seeds(call, tmp_path):
             "~nobody-of-that-name/x: ",
         ),
         (["run", "--dataset", "folder:~nobody-of-that-name/x"], "~nobody-of-that-name/x: "),
+        (["run", "--dataset", f"folder:{LONG}"], "cannot be looked up: File name too long."),
+        (["run", "--dataset", "cifar10", "--data-root", LONG], "cannot be looked up: File name too long."),
+        (["run", *SMALL, "--out", LONG], "File name too long."),
+        (["run", "--resume", "--out", LONG], "cannot be looked up: File name too long."),
+        (["report", LONG], "cannot be looked up: File name too long."),
+        (["watch", LONG, "--once"], "cannot be looked up: File name too long."),
+        (["reproduce", "fedntd/table1", "--from", LONG], "cannot be looked up: File name too long."),
+        (["reproduce", "fedntd/table1", "--results", LONG], "cannot be looked up: File name too long."),
         (["run", *SMALL, "--model", "mlp:4611686018427387904"], "memory ran out"),
         (["run", "--dataset", "synthetic:2,4611686018427387904,20"], "memory ran out"),
         (["run", "--backend", "seriel", *SMALL], "did you mean 'serial'?"),

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -523,6 +524,37 @@ def test_a_folder_that_may_not_be_listed_is_said_and_not_passed_over(tmp_path, m
         load(f"folder:{folder}")
     assert str(raised.value).startswith(f"{folder / locked} ")
     assert "take it away" in str(raised.value)
+
+
+def test_a_file_in_a_folder_that_may_be_listed_but_not_entered_is_one_sentence(tmp_path, monkeypatch):
+    folder = image_folder(tmp_path / "mine").resolve()
+
+    def but_there(really):
+        def refusing(place, *given, **how):
+            if not isinstance(place, int) and Path(place).parent == folder / "train/dog":
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+            return really(place, *given, **how)
+
+        return refusing
+
+    monkeypatch.setattr(os, "stat", but_there(os.stat))
+    monkeypatch.setattr(os, "lstat", but_there(os.lstat))
+    with pytest.raises(UserError, match=r"train/dog/0\.png cannot be looked up: Permission denied"):
+        load(f"folder:{folder}")
+
+
+def test_without_a_home_only_what_is_cached_needs_to_be_told_where(tmp_path, monkeypatch):
+    def nobody(_):
+        raise KeyError("uid not found")
+
+    mirror(tmp_path / "data", "mnist")
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("FEDRECALL_CACHE")
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert len(load("synthetic:3,30,9").train) == 30
+    with pytest.raises(UserError, match=r"~/\.cache/fedrecall: Could not determine home.* FEDRECALL_CACHE"):
+        load("mnist", tmp_path / "data")
+    assert len(load("mnist", tmp_path / "data", tmp_path / "cache").train) == 8
 
 
 def test_links_within_the_folder_are_fine(tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -75,11 +76,12 @@ def load(
     if not isinstance(recipe, Recipe):
         raise UserError(f"dataset {spec!r} does not derive from fedrecall.data.datasets.Recipe.")
     name = DATASETS.spec(recipe)["name"]
-    root, cache = _root(root), _cache(cache)
+    root = _root(root)
     labels = recipe.cached(name, root)
     if labels is None:
         return recipe.read(name, root)
     whose, version = re.sub(r"[^a-zA-Z0-9_-]+", "_", labels[0]), labels[1]
+    cache = _cache(cache)
     path, of_hub = (cache / f"{whose}-{v}.safetensors" for v in (version, _HUB))
     kept = store.load(path)
     if kept is None:
@@ -105,7 +107,10 @@ def _root(root: Path | None) -> Path | None:
 
 def _cache(cache: Path | None) -> Path:
     named = cache or os.environ.get("FEDRECALL_CACHE")
-    return files.expanded(named) if named else Path.home() / ".cache" / "fedrecall"
+    try:
+        return files.expanded(named or "~/.cache/fedrecall")
+    except UserError as error:
+        raise UserError(f"{error} Name a folder for decoded data sets with FEDRECALL_CACHE.") from error
 
 
 def _digest(*parts: Any) -> str:
@@ -129,7 +134,7 @@ def available(root: Path | None = None, cache: Path | None = None) -> list[Avail
         if issubclass(recipe, HubImages):
             local = recipe().local(name, root)
             sent = cache / f"{name}-{_HUB}.safetensors"
-            here = local or (sent if root is None and sent.exists() else None)
+            here = local or (sent if root is None and files.found(sent) else None)
             where = str(here or f"not here; on the hub as {recipe.repository}")
             found.append(Available(name, here is not None, where))
         elif name != "folder":
@@ -220,7 +225,7 @@ class HubImages(Recipe):
         if root is None:
             return None
         places = [root / self.repository, root / self.repository.split("/")[1], root / name]
-        return next((p for p in places if p.is_dir()), None)
+        return next((p for p in places if files.found(p, stat.S_ISDIR)), None)
 
     def _copy(self, name: str, root: Path | None) -> Path | None:
         """The folder of the local copy, or a UserError; None where no root is named: the hub has it."""
@@ -398,7 +403,7 @@ class Folder(Recipe):
 
     def _folder(self) -> Path:
         folder = files.expanded(self.path)
-        if not folder.is_dir():
+        if not files.found(folder, stat.S_ISDIR):
             raise UserError(f"dataset folder: there is no folder {self.path}.")
         return folder
 

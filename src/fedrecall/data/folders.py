@@ -6,6 +6,7 @@ import csv
 import math
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrecall import files
 from fedrecall.data import hub
 from fedrecall.data.images import decode
 from fedrecall.data.rows import Rows, Source
@@ -232,17 +234,17 @@ def walk(folder: Path) -> list[Path]:
             except UnicodeEncodeError:
                 shown = os.fsencode(path).decode("utf-8", "backslashreplace")
                 raise UserError(f"the file name {shown} is not UTF-8: rename it.") from None
-            if path.is_symlink():
+            if os.path.islink(path):
                 try:
                     aim = path.resolve()
                 except (OSError, RuntimeError):  # links in a circle
                     raise UserError(f"{path} is a link that leads back to itself: take it away.") from None
                 if not aim.is_relative_to(top):
                     raise UserError(f"{path} is a link to a place outside {folder}: copy the file instead.")
-                if not aim.is_file():
+                if not files.found(aim, stat.S_ISREG):
                     raise UserError(f"{path} is a link, but not to a file: copy what it stands for instead.")
         found += [Path(here) / n for n in sorted(names) if not n.startswith(".")]
-    special = next((path for path in found if not path.is_file()), None)
+    special = next((path for path in found if not files.found(path, stat.S_ISREG)), None)
     if special is not None:
         raise UserError(f"{special} is neither a file nor a folder: take it away.")
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -198,7 +199,7 @@ def export(dataset: Dataset, folder: Path, part_bytes: int = 60 * 2**20) -> list
 
 def is_export(folder: Path) -> bool:
     """Whether ``export`` wrote this folder."""
-    return (folder / _INDEX).is_file()
+    return files.found(folder / _INDEX, stat.S_ISREG)
 
 
 def load_export(folder: Path) -> Dataset:

@@ -193,7 +193,7 @@ def rounded(value: Any) -> Any:
 def save(result: Outcome, folder: Path) -> Path:
     """Write a result, unless one of the same run that went further is there; returns where it is."""
     path = path_of(result.config, folder)
-    if path.exists() and read(path).done > result.done:
+    if files.found(path) and read(path).done > result.done:
         return path
     lines = [f'"{key}": {json.dumps(value)}' for key, value in result.as_dict().items()]
     with files.writing(folder):
@@ -242,7 +242,8 @@ class Results:
     @classmethod
     def load(cls, folder: Path) -> Results:
         """Those in a folder; there need not be one."""
-        return cls(read(path) for path in sorted(folder.glob("*/seed*.json")))
+        held = folder.glob("*/seed*.json") if files.found(folder) else ()
+        return cls(read(path) for path in sorted(held))
 
     def add(self, found: Outcome) -> None:
         """Keep it, unless the same seed went further or was computed more precisely."""

@@ -300,7 +300,7 @@ def open_runs(paths: Iterable[Path | str], data_root: Path | None = None) -> lis
     """
     once: dict[Path, Path] = {}
     for path in map(Path, paths):
-        found = list(_within(path, LEVELS))
+        found = [path] if files.found(path / "config.json") else list(_within(path, LEVELS))
         if not found:
             raise UserError(
                 f"{path} is neither a run nor a folder of runs: there is no config.json in it, nor up to "
@@ -315,7 +315,7 @@ def open_runs(paths: Iterable[Path | str], data_root: Path | None = None) -> lis
 
 def _within(folder: Path, levels: int) -> Iterator[Path]:
     """The folder if it is a run, else the runs in it; hidden folders are passed over."""
-    if os.path.exists(folder / "config.json"):  # Path.exists raises for what may not be read
+    if os.path.exists(folder / "config.json"):  # no error where that may not be read
         yield folder
     elif levels:
         for inner in sorted(folder.glob("[!.]*/")):

@@ -18,6 +18,7 @@ from fedrecall.papers.quantities import QUANTITIES
 from fedrecall.papers.reproduction import adopt, carry_out, plan
 from fedrecall.papers.results import FOLDER, Results, of_run, run_folder
 from fedrecall.papers.verdicts import Verdict, gain, judge, tried
+from fedrecall.records import RunFolder
 
 RUNS = Path("runs/reproduction")
 
@@ -243,7 +244,7 @@ def _draw(
     from fedrecall.reports.figures import draw
 
     folders = [run_folder(c.config(0, variant, **how), out_) for c in cells]
-    folders = [f for f in folders if (f / "config.json").exists()]
+    folders = [f for f in folders if RunFolder(f).started]
     if not folders:
         _say(f"no figure: there is no run folder of seed 0 under {out_}.")
         return
