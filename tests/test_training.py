@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms.cases import assert_same, experiment
+from tests.algorithms.nets import Centred
 from torch import nn
 
 from fedrecall import trees
@@ -84,6 +85,36 @@ def test_a_batch_of_one_example_is_normalised_by_running_statistics(n):
     assert_same(done.up.weights.params, {n: p.detach() for n, p in module.named_parameters()}, 1e-13)
     assert_same(done.up.weights.buffers, dict(module.named_buffers()), 1e-13)
     assert done.up.weights.buffers["2.num_batches_tracked"].item() == (0 if n == 1 else 4)
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32])
+def test_running_statistics_that_forward_assigns_are_kept(precision):
+    def centred() -> nn.Module:
+        module = network()
+        return nn.Sequential(module[0], Centred(3), *module[1:]).to(precision)
+
+    recipe, data = Recipe(2, 10, 0.1, 0.9, 0.9, 0.01), client()
+    data.dtype = precision
+    done = go(FedAvg(), centred(), recipe, data)
+    module = centred().train()
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1 * 0.9, momentum=0.9, weight_decay=0.01)
+    for batch in data.training_batches(data.draw(2, 5, 2, 7), 10):
+        sgd.zero_grad()
+        nn.functional.cross_entropy(module(batch.x), batch.y).backward()
+        sgd.step()
+        module[1].mean = module[1].mean.detach()  # whose graph the step has used up
+    tolerance = 1e-13 if precision == torch.float64 else 1e-5
+    assert_same(done.up.weights.params, {n: p.detach() for n, p in module.named_parameters()}, tolerance)
+    assert_same(done.up.weights.buffers, dict(module.named_buffers()), tolerance)
+    assert done.up.weights.buffers["1.seen"].item() == 6
+    assert done.up.weights.buffers["1.mean"].abs().min() > 0.01
+
+
+def test_a_running_statistic_of_another_shape_is_refused():
+    wrong = network()
+    wrong.insert(1, Centred(1))
+    with pytest.raises(UserError, match=r"'1.mean' of shape \[1\] one of shape \[3\]"):
+        go(FedAvg(), wrong.double(), Recipe(1, 10), client())
 
 
 def test_a_visit_with_frozen_layers_is_torch_sgd_on_the_others():

@@ -4,8 +4,28 @@ import torch
 from torch import Tensor, nn
 
 
+class Centred(nn.Module):
+    """Less a running mean, which is assigned instead of changed in place, and how often that was done."""
+
+    mean: Tensor
+    seen: Tensor
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("seen", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean((0, 2, 3))
+            self.seen = self.seen + 1
+        return x - self.mean[:, None, None]
+
+
 def normed(kind: str, channels: int) -> nn.Module:
     """The norm of this kind; groups of two channels, so that one pixel is still something to normalise."""
+    if kind == "centred":
+        return Centred(channels)
     if kind == "group":
         return nn.GroupNorm(channels // 2, channels)
     return nn.BatchNorm2d(channels) if kind == "batch" else nn.Identity()

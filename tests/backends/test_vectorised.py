@@ -88,6 +88,14 @@ def test_in_single_precision_where_weights_have_channels_last(algorithm: str, no
     assert_visits_agree(found, expected, tolerance=1e-5, loss=1e-5)
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedalign", "fedntd", "moon"])
+def test_running_statistics_that_forward_assigns(algorithm: str):
+    work = ready(algorithm, model=f"{NETS}:norm=centred")
+    expected = list(Serial(work).map(jobs(work)))
+    assert all(v.up.weights.buffers["norm1.mean"].abs().min() > 0 for v in expected)
+    assert_visits_agree(Vectorised(work).map(jobs(work)), expected)
+
+
 def distance(a: Any, b: Any) -> float:
     """Between two trees, as if each were one vector."""
     left, right = trees.arrays(a), trees.arrays(b)

@@ -8,7 +8,7 @@ under ``torch.func.vmap``.
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from fedrecall.models.slimmable import narrow, narrow_groups, slim
 from fedrecall.trees import take
 
 Params = dict[str, Tensor]
+Made = TypeVar("Made")
 
 
 class Weights(NamedTuple):
@@ -164,7 +165,10 @@ class Model:
     def _run(self, module: nn.Module, params: Params, buffers: Params, x: Tensor) -> Tensor:
         fixed = {n: self._ready_one(n, buffers[n]) for n in self.constants & buffers.keys()}
         given = self._once(x, "images", self._images)
-        out: Tensor = functional_call(module, params | buffers | fixed, (given,))
+        state = params | buffers | fixed
+        out: Tensor = functional_call(module, state, (given,))
+        if buffers and module is self._train:  # what forward has assigned stands in the dict of the call
+            buffers.update((n, state[n]) for n in buffers.keys() - self.constants)
         return out.float() if self.compute is not None else out
 
     def _images(self, x: Tensor) -> Tensor:
@@ -254,11 +258,11 @@ class Student:
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """The student's logits; batch norm uses and updates the statistics of this batch."""
-        return self.model._run(self.model._train, self._ready(params), self._state(), x)
+        return self._followed(self.model._run, params, x)
 
     def output(self, params: Params, x: Tensor) -> Output:
         """The student's logits and features."""
-        return self.model._run_with_features(self.model._train, self._ready(params), self._state(), x)
+        return self._followed(self.model._run_with_features, params, x)
 
     def traced(self, params: Params, x: Tensor, layers: Sequence[str]) -> Traced:
         """Logits, and what goes into the first and comes out of the last of these layers."""
@@ -308,6 +312,24 @@ class Student:
     def frozen_output(self, weights: Weights, x: Tensor) -> Output:
         """A teacher's logits and features."""
         return self.model.frozen_output(weights, x)
+
+    def _followed(
+        self, run: Callable[[nn.Module, Params, Params, Tensor], Made], params: Params, x: Tensor
+    ) -> Made:
+        """Run the network; running statistics that it assigned, not changed in place, are kept too."""
+        state = self._state()
+        made = run(self.model._train, self._ready(params), state, x)
+        for name, old in self.buffers.items():
+            new = state[name]
+            if new is not old:
+                if new.shape != old.shape:
+                    was, now = list(old.shape), list(new.shape)
+                    raise UserError(
+                        f"the model's forward makes its running statistic {name!r} of shape {was} one of "
+                        f"shape {now}: register it in the shape that it will have."
+                    )
+                self.buffers[name] = new.detach().to(old.dtype)
+        return made
 
     def _state(self) -> Params:
         return {**self.buffers, **self._keys}
