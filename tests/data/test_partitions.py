@@ -198,7 +198,8 @@ def test_one_class_per_client(spec):
         ("lda:1", [50, 50], 11, "alpha=1.*N=11.*min_size=10.*only 100 examples"),
         ("dirichlet:0.001", [100] * 4, 30, "delta=0.001"),
         ("exdir:1,0.01", [100] * 2, 60, "alpha=0.01"),
-        ("exdir:1,0.01,draws=7", [100] * 2, 60, "not in 7 draws"),
+        ("lda:0.001", [100] * 4, 30, "raise draws, such as draws=100000, .* or use fewer clients"),
+        ("exdir:1,0.01,draws=7", [100] * 2, 60, "not in 7 draws.*raise draws, such as draws=700,"),
         ("classes:1", [2, 500], 100, "without an example"),
         ("shards:0", [9, 9], 2, "s = '0' must be >= 1"),
         ("lda:0", [9, 9], 2, "alpha = '0' must be > 0"),
@@ -209,6 +210,13 @@ def test_one_class_per_client(spec):
 def test_what_cannot_be_is_one_sentence_and_no_endless_loop(spec, sizes, clients, said):
     with pytest.raises(UserError, match=said):
         PARTITIONS.make(spec).split(labels_of(sizes), clients, 0)
+
+
+@pytest.mark.parametrize(("spec", "clients"), [("dirichlet:0.001", 30), ("lda:1", 41)])
+def test_draws_are_named_only_where_more_of_them_would_do(spec, clients):
+    with pytest.raises(UserError, match=r": use fewer clients") as told:
+        PARTITIONS.make(spec).split(labels_of([100] * 4), clients, 0)
+    assert "raise draws" not in str(told.value)
 
 
 @pytest.mark.parametrize("labels", [np.zeros((2, 2), int), np.zeros(4), ["a", "b"]])

@@ -1,6 +1,7 @@
 """Every figure draws what its runs recorded, and says what is missing where they did not."""
 
 import json
+import re
 import shlex
 import shutil
 
@@ -18,6 +19,7 @@ from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import accuracy, class_accuracy, consistency, evaluate, in_local
 from fedrecall.models.networks import MODELS
+from fedrecall.papers import table
 from fedrecall.reports.figures import FIGURES, draw
 from fedrecall.reports.figures.figure import heat
 from fedrecall.reports.figures.sequential import SequentialForgetting
@@ -378,6 +380,16 @@ def test_a_figure_says_what_it_needs(name):
 def test_the_page_lists_every_figures_runs():
     text = MEASURES.read_text()
     assert with_commands(text) == text, "run: make docs"
+
+
+def test_commands_with_a_hundred_very_unequal_clients_ask_for_enough_draws():
+    """It takes about 24,000 of CIFAR-10, which is more than the default; the papers' recipes say so, too."""
+    recipe = PARTITIONS.make(table("fedntd/table1").cell("cifar10/lda0.05", "fedavg").config().partition)
+    blocks = [
+        b for b in MEASURES.read_text().split("```")[1::2] if "--clients 100 --sample 10 --rounds 200" in b
+    ]
+    asked = [spec for b in blocks for spec in re.findall(r"lda:0\.05\b[^\s|\]]*", b)]
+    assert [PARTITIONS.make(spec) for spec in asked] == [recipe] * 2
 
 
 def test_a_missing_measure_is_named(runs, out):

@@ -301,20 +301,31 @@ def dirichlet_counts(total: int, concentration: Floats, rng: np.random.Generator
 
 
 def repeat(
-    draw: Callable[[], Ints], least: int, clients: int, examples: int, settings: str, most: int = MOST_DRAWS
+    draw: Callable[[], Ints],
+    least: int,
+    clients: int,
+    examples: int,
+    settings: str,
+    draws: int | None = None,
 ) -> Ints:
-    """Draw counts until every client has the least number of examples, or say that it cannot be."""
+    """Draw counts until every client has the least number of examples, or say that it cannot be.
+
+    ``draws`` is how often, where the partition has such a setting.
+    """
+    remedy = "use fewer clients, a larger concentration or a smaller min_size."
     if least * clients <= examples:
+        most = MOST_DRAWS if draws is None else draws
         for _ in range(most):
             counts = draw()
             if counts.sum(axis=0).min() >= least:
                 return counts
         reason = f"not in {most:,} draws"
+        if draws is not None:
+            remedy = f"raise draws, such as draws={100 * draws}, which changes nothing else; or {remedy}"
     else:
         reason = f"there are only {examples} examples"
     raise UserError(
-        f"{settings} cannot give each of N={clients} clients min_size={least} examples ({reason}): "
-        "use fewer clients, a larger concentration or a smaller min_size."
+        f"{settings} cannot give each of N={clients} clients min_size={least} examples ({reason}): {remedy}"
     )
 
 

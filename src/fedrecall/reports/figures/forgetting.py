@@ -77,7 +77,7 @@ class Forgetting(Figure):
     needs: ClassVar[str] = "runs of one algorithm with two or more partitions"
     commands: ClassVar[tuple[str, ...]] = (
         f"{_NTD} --lr-decay 1 --algorithm fedavg "
-        "--partition [iid|lda:0.5|lda:0.1|lda:0.05|shards:10|shards:5|shards:2]",
+        "--partition [iid|lda:0.5|lda:0.1|lda:0.05,draws=300000|shards:10|shards:5|shards:2]",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
