@@ -90,6 +90,29 @@ class Tied(Twice):
         return self.last(torch.tanh(self.other(torch.tanh(self.body(x.flatten(1))))))
 
 
+class Outside(Twice):
+    """Layers that are never called: only their weights are used."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(nn.functional.linear(x.flatten(1), self.body.weight, self.body.bias))
+        return nn.functional.linear(hidden, self.last.weight, self.last.bias)
+
+
+class Aside(Twice):
+    """A layer whose output no logit hears of, one that is not to learn, and one that is not used at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aside, self.still, self.unused = nn.Linear(16, 2), nn.Linear(16, 16), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.body(x.flatten(1)))
+        self.heard = self.aside(hidden).detach()
+        with torch.no_grad():
+            shift = self.still(hidden)
+        return self.last(hidden + shift)
+
+
 def plain(*second: nn.Module, **options: Any) -> nn.Module:
     first = nn.Conv2d(1, 3, 3, **options)
     return nn.Sequential(first, *second, nn.ReLU(), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.LazyLinear(3))
@@ -102,11 +125,13 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "dilated": (partial(plain, dilation=2, padding=2), True),
     "no bias": (partial(plain, bias=False), True),
     "words": (Words, True),
+    "aside": (Aside, True),
     "padded alike": (partial(plain, padding="same"), False),
     "padded round": (partial(plain, padding=1, padding_mode="circular"), False),
     "batch norm": (partial(plain, nn.BatchNorm2d(3)), False),
     "grouped": (partial(plain, nn.Conv2d(3, 3, 1, groups=3)), False),
     "used outside": (Twice, False),
+    "used only outside": (Outside, False),
     "called twice": (Again, False),
     "tied": (Tied, False),
 }
@@ -126,17 +151,24 @@ def test_any_network_against_one_example_at_a_time(name, chunk, monkeypatch):
     whole, made = fisher._by_example, []
     monkeypatch.setattr(fisher, "_by_example", lambda *a: made.append(len(a[3])) or whole(*a))
     found = diagonal_fisher(model, weights, data)
-    compared = fisher.COMPARED if quick or name in ("used outside", "called twice") else 0
+    tried = quick or name in ("used outside", "used only outside", "called twice")
+    compared = fisher.COMPARED if tried else 0
     assert sum(made) == compared + (0 if quick else 205)
     for p in weights.params.values():
         p.requires_grad_(True)
     total = {n: torch.zeros_like(p) for n, p in weights.params.items()}
     for batch in data.batches(1):
         loss = nn.functional.cross_entropy(model.logits(weights, batch.x), batch.y)
-        for n, g in zip(total, torch.autograd.grad(loss, list(weights.params.values())), strict=True):
-            total[n] += g**2 / 205
+        grads = torch.autograd.grad(loss, list(weights.params.values()), allow_unused=True)
+        for n, g in zip(total, grads, strict=True):
+            total[n] += 0 if g is None else g**2 / 205
     for n, t in total.items():
         torch.testing.assert_close(found[n], t, rtol=1e-10, atol=1e-15)
+
+
+def aside() -> Model:
+    torch.manual_seed(0)
+    return Model(Aside().double())
 
 
 def test_a_limit_takes_that_many_examples_spread_over_the_data():
@@ -166,8 +198,9 @@ def test_a_batch_of_which_no_example_is_taken_adds_nothing():
         torch.testing.assert_close(limited[n], f)
 
 
-def test_of_mini_batches_it_is_the_mean_square_of_their_gradients(monkeypatch):
-    model, data = convolutional(), client(230)
+@pytest.mark.parametrize("make", [convolutional, aside])
+def test_of_mini_batches_it_is_the_mean_square_of_their_gradients(make, monkeypatch):
+    model, data = make(), client(230)
     weights, order = model.initial(), torch.arange(229, -1, -1)
     monkeypatch.setattr(torch, "randperm", lambda n, **_: order)
     found = diagonal_fisher(model, weights, data, together=100)
@@ -177,8 +210,9 @@ def test_of_mini_batches_it_is_the_mean_square_of_their_gradients(monkeypatch):
         params = {n: p.clone().requires_grad_() for n, p in weights.params.items()}
         logits = model.logits(weights._replace(params=params), batch.x[rows])
         loss = nn.functional.cross_entropy(logits, batch.y[rows])
-        for n, g in zip(total, torch.autograd.grad(loss, list(params.values())), strict=True):
-            total[n] += g**2 / 3
+        grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
+        for n, g in zip(total, grads, strict=True):
+            total[n] += 0 if g is None else g**2 / 3
     for n, t in total.items():
         torch.testing.assert_close(found[n], t, rtol=1e-10, atol=1e-15)
 

@@ -70,7 +70,8 @@ def _of_batches(model: Model, weights: Weights, parts: Iterator[tuple[Tensor, Te
         params = {n: p.detach().requires_grad_() for n, p in weights.params.items()}
         with torch.enable_grad():
             loss = cross_entropy(model.logits(Weights(params, weights.buffers), x[rows]), y[rows]).mean()
-        for n, g in zip(params, torch.autograd.grad(loss, list(params.values())), strict=True):
+        grads = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
+        for n, g in zip(params, grads, strict=True):
             total[n].addcmul_(g, g)
     return {n: t / len(batches) for n, t in total.items()}
 
@@ -138,7 +139,7 @@ def _by_layer(model: Model, weights: Weights, layers: Layers, x: Tensor, y: Tens
 def _ends(
     model: Model, weights: Weights, layers: Layers, x: Tensor, y: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Of every layer that is used, what goes in and the gradient of what comes out."""
+    """Of every layer that is used and can learn, what goes in and the gradient of what comes out."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     handles = [
         layer.register_forward_hook(lambda _m, args, out, name=name: seen.__setitem__(name, (args[0], out)))
@@ -151,7 +152,10 @@ def _ends(
     finally:
         for handle in handles:
             handle.remove()
-    slopes = torch.autograd.grad(loss, [out for _, out in seen.values()])
+    seen = {name: (given, out) for name, (given, out) in seen.items() if out.requires_grad}
+    if not seen:  # the weights may be used all the same, without their layers
+        return {}
+    slopes = torch.autograd.grad(loss, [out for _, out in seen.values()], materialize_grads=True)
     kind = next(iter(params.values())).dtype
     return {
         name: (given.detach().to(kind), slope.to(kind))
