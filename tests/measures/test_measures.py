@@ -117,6 +117,22 @@ def test_a_channel_of_a_convolution_is_one_neuron():
     assert preferences(model, start, data, ("conv",))["conv"].tolist() == [1, 0]
 
 
+def test_no_neuron_prefers_a_class_without_examples():
+    from torch import nn
+
+    from fedrecall.data.client import ClientData
+    from fedrecall.models.model import Model
+
+    # Neuron 0 answers to classes 0, 1 and 3 with -9, -8 and -7; neuron 1 is silent. There is no class 2 or 4.
+    model = Model(nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 5)))
+    start = model.initial()
+    start.params["0.weight"][:] = torch.tensor([[1.0], [0.0]])
+    start.params["0.bias"][:] = torch.tensor([-10.0, 0.0])
+    x, y = torch.tensor([[1.0], [2.0], [3.0], [3.0]]), torch.tensor([0, 1, 3, 3])
+    data = ClientData(x, y, 5, torch.zeros(1), torch.ones(1))
+    assert preferences(model, start, data, ("0",))["0"].tolist() == [3, SILENT]
+
+
 def test_silent_neurons_neither_agree_nor_hide_a_change():
     assert preferred(np.array([[0.0, 1.0], [0.0, 3.0]])).tolist() == [SILENT, 1]
     a, b = np.array([0, 1, SILENT, SILENT]), np.array([0, 2, SILENT, 1])

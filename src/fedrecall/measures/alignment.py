@@ -77,14 +77,19 @@ def preferences(
             neurons = neurons.flatten(2).mean(2) if neurons.dim() > 2 else neurons
             answered = (one_hot.T @ neurons).cpu()  # [C, neurons]
             sums[name] = sums[name] + answered if name in sums else answered
-    counts = data.counts.double().cpu().clamp(min=1)
-    return {name: preferred((total / counts[:, None]).cpu().numpy()) for name, total in sums.items()}
+    counts = data.counts.double().cpu()[:, None]
+    # A class without examples has no mean: neurons cannot prefer it.
+    means = {name: torch.where(counts > 0, total / counts, -torch.inf) for name, total in sums.items()}
+    return {name: preferred(mean.numpy()) for name, mean in means.items()}
 
 
 def preferred(mean_activations: np.ndarray) -> np.ndarray:
-    """argmax_c of the mean activations [C, neurons]; SILENT for a neuron that is 0 for every class."""
-    found = mean_activations.argmax(0)
-    return np.where(mean_activations.any(0), found, SILENT)
+    """argmax_c of the mean activations [C, neurons], minus infinity for a class without examples.
+
+    SILENT for a neuron that is 0 for every class.
+    """
+    silent = np.isin(mean_activations, (0, -np.inf)).all(0)
+    return np.where(silent, SILENT, mean_activations.argmax(0))
 
 
 def alignment(a: np.ndarray, b: np.ndarray) -> float:
