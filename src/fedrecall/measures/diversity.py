@@ -15,11 +15,12 @@ from fedrecall.models.model import Model, Weights
 
 @dataclass(frozen=True)
 class Diversity(Measure):
-    """Gradient diversity of the round's clients at the model they were sent.
+    """Gradient diversity of the round's clients at the global model w that the round began with.
 
-    Of cross-entropy over all of each client's examples, without augmentation, in evaluation mode.
-    A distillation term adds nothing there: at w, student and teacher agree. Costs a pass and a
-    backward pass over every sampled client's examples.
+    That holds for all links of a chain, whatever model they were sent. Of cross-entropy over all of
+    each client's examples, without augmentation, in evaluation mode. A distillation term adds nothing
+    there: at w, student and teacher agree. Costs a pass and a backward pass over every sampled
+    client's examples.
     """
 
     def __call__(self, moment: Moment) -> dict[str, Any]:
