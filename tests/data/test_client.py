@@ -1,12 +1,14 @@
 """What batches a client and the test split give."""
 
+import pytest
 import torch
 
 from fedrecall import config as configs
 from fedrecall import streams
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.client import ClientData, TestData
-from fedrecall.data.datasets import load
+from fedrecall.data.datasets import Dataset, Split, load
+from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
 
 
@@ -38,6 +40,18 @@ def test_an_experiment_is_trained_the_same_whatever_is_done_to_its_test_images()
         found.append((run.server.weights.params["fc1.weight"].clone(), result.history[-1]["loss"]))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] != found[1][1]
+
+
+@pytest.mark.parametrize("name", ["augmentation", "test_augmentation"])
+def test_augmentation_of_a_table_is_refused_and_none_is_what_a_table_gets(name):
+    x, y = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+    table = Dataset("rows", ("0", "1"), Split(x, y), Split(x[:8], y[:8]), torch.zeros(3), torch.ones(3))
+    made = {"rounds": 1, "clients": 2, "sample": 2, "model": "mlp:4", "partition": "iid"}
+    run = Experiment(configs.make(made), dataset=table)
+    assert not run.federation.client(0).augmented
+    run.run()
+    with pytest.raises(UserError, match=f"^{name} = 'crop:2\\+flip' .* of rows .*: set {name} = 'none'"):
+        Experiment(configs.make({**made, name: "crop:2+flip"}), dataset=table)
 
 
 def test_a_clients_label_distribution_is_equation_6():

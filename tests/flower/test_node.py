@@ -95,6 +95,19 @@ def test_divided_nodes_hold_what_clients_of_one_machine_hold():
     assert np.array_equal(tested, everything)
 
 
+@pytest.mark.parametrize("divide", [False, True])
+def test_augmentation_of_a_nodes_table_is_refused(divide, tmp_path):
+    for split in ("train", "test"):
+        rows = "".join(f"{k},{k % 3},{'ab'[k % 2]}\n" for k in range(24))
+        (tmp_path / f"{split}.csv").write_text(f"height,width,label\n{rows}")
+    node = Node(client=0, data=f"folder:{tmp_path}", divide=divide, device="cpu")
+    values = {"clients": 1, "sample": 1, "partition": "iid"}
+    assert len(Silo(node, configs.make(values)).train) == 24
+    for name in ("augmentation", "test_augmentation"):
+        with pytest.raises(UserError, match=f"^{name} = 'flip' is for images"):
+            Silo(node, configs.make({**values, name: "flip"}))
+
+
 def test_labels_follow_the_names_that_the_federation_agreed_on():
     config = configs.make({"clients": 1, "sample": 1})
     node = Node(client=0, data="digits", device="cpu")

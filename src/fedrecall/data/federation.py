@@ -28,13 +28,20 @@ class Federation:
     test_augmentation: Augmentation = AUGMENTATIONS["none"]
 
     def __post_init__(self) -> None:
-        """Refuse labels that are no class, wherever they come from."""
+        """Refuse labels that are no class and augmentation without images, wherever they come from."""
         classes = self.dataset.classes
         for name, split in (("training", self.dataset.train), ("test", self.dataset.test)):
             if len(split) and not 0 <= int(split.y.min()) <= int(split.y.max()) < classes:
                 raise UserError(
                     f"the {name} split's labels run from {int(split.y.min())} to {int(split.y.max())}, but "
                     f"there are {classes} classes: number them from 0 to {classes - 1}."
+                )
+        for name in ("augmentation", "test_augmentation"):
+            asked = getattr(self, name)
+            if asked != AUGMENTATIONS["none"] and self.dataset.train.x.is_floating_point():
+                raise UserError(
+                    f"{name} = {str(asked)!r} is for images, whole numbers from 0 to 255; the examples of "
+                    f"{self.dataset.name} are other numbers, such as a table's: set {name} = 'none'."
                 )
 
     def __len__(self) -> int:
