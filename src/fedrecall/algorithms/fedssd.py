@@ -60,11 +60,13 @@ class FedSSD(FedAvg):
     CE + mean ||M . z^g - M . z||^2, M(x)[i] = m_max max(M_class[i] M_sample(x) - 0.1, 0). Written so,
     M enters squared, at most 1e-4 at the default; `square_weights=False` has M itself as the weight.
     In a chain the matrix stays the global model's, while the teacher is the model that arrived.
+
+    Deviation: the default of m_max does not follow the data set.
     """
 
     m_max: Annotated[float, NON_NEGATIVE] = 0.01
-    """Upper bound of the distillation weights: the paper's best for CIFAR-10; 0.001 for CIFAR-100 and
-    Tiny-ImageNet. With `distillation` mse or kl, the constant weight itself."""
+    """Upper bound of the distillation weights: on any data the paper's best for CIFAR-10, which for CIFAR-100
+    and Tiny-ImageNet is 0.001. With `distillation` mse or kl, the constant weight itself."""
     square_weights: bool = True
     """Whether M stands inside the square, as in eq. 3, or outside it; mse and kl have no M."""
     distillation: Literal["selective", "mse", "kl"] = "selective"
