@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from fedrecall import config as configs
-from fedrecall import files, global_draws, rounds, streams, trees
+from fedrecall import files, global_draws, payloads, rounds, streams, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.backends import open_backend
@@ -166,7 +166,8 @@ class Experiment:
         self.server = self.algorithm.start(weights)
         self.measures = {MEASURES.parse(spec)[0]: MEASURES.make(spec) for spec in config.measures}
         memory = self.algorithm.remember(weights)
-        self.memory_bytes = trees.size_in_bytes(memory)
+        shape, classes = self.federation.dataset.shape, self.federation.dataset.classes
+        self.memory_bytes = trees.size_in_bytes(payloads.kept(self.algorithm, self.model, shape, classes))
         self.memories = self.open_memories(memory, self.folder.path / "memories" if self.folder else None)
         self.history: list[dict[str, Any]] | History = []
         self._recall = Recall()

@@ -28,7 +28,7 @@ class Payloads(NamedTuple):
 def declared(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: int) -> Payloads:
     """What travels down and up and what a client keeps, as trees of the right names, shapes and types."""
     weights = model.initial()
-    data = _made_up(shape, classes, _dtype(weights))
+    data = _made_up(shape, classes, weights)
     down = declared_down(algorithm, model, shape, classes)
     done = visit(
         algorithm,
@@ -48,7 +48,15 @@ def declared(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: i
 def declared_down(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: int) -> Any:
     """What travels down in the first round; what there is none of yet has a dimension of 0."""
     weights = model.initial()
-    return algorithm.broadcast(model, algorithm.start(weights), _made_up(shape, classes, _dtype(weights)))
+    return algorithm.broadcast(model, algorithm.start(weights), _made_up(shape, classes, weights))
+
+
+def kept(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: int) -> Any:
+    """What a client keeps once it was visited; only what is empty before takes a visit to find."""
+    memory = algorithm.remember(model.initial())
+    if all(t.numel() for _, t in trees.leaves(memory)):
+        return memory
+    return declared(algorithm, model, shape, classes).memory
 
 
 def check(arrays: dict[str, Tensor], template: Any, what: str, *, growing: bool = False) -> Any:
@@ -76,17 +84,13 @@ def _fits(given: torch.Size, expected: torch.Size, growing: bool) -> bool:
     return all(g == e or e == 0 for g, e in zip(given, expected, strict=True))
 
 
-def _dtype(weights: Weights) -> torch.dtype:
-    return next(iter(weights.params.values())).dtype
-
-
-def _made_up(shape: tuple[int, ...], classes: int, dtype: torch.dtype) -> ClientData:
+def _made_up(shape: tuple[int, ...], classes: int, weights: Weights) -> ClientData:
+    like = next(iter(weights.params.values()))
     stream = streams.torch_stream(0, "made up")
     n = 2 * classes
     x = torch.randint(0, 256, (n, *shape), generator=stream, dtype=torch.uint8)
+    mean = std = torch.full((shape[0],), 0.5)
     if len(shape) == 1:
-        return ClientData(
-            x.float(), torch.arange(n) % classes, classes, x.float().mean(0), torch.ones(shape), dtype=dtype
-        )
-    half = torch.full((shape[0],), 0.5)
-    return ClientData(x, torch.arange(n) % classes, classes, half, half, dtype=dtype)
+        x, mean, std = x.float(), x.float().mean(0), torch.ones(shape)
+    x, y, mean, std = (t.to(like.device) for t in (x, torch.arange(n) % classes, mean, std))
+    return ClientData(x, y, classes, mean, std, dtype=like.dtype)

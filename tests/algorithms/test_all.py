@@ -210,6 +210,7 @@ def test_tuples_hold_tensors_and_survive_a_file(case: Case, tmp_path):
         assert_same(trees.restore(value, files.read_arrays(tmp_path / "x.safetensors")), value)
     # What a client remembers keeps its structure, so that memories can be stored by a template.
     assert trees.arrays(done.memory).keys() == trees.arrays(memory).keys()
+    assert run.memory_bytes == trees.size_in_bytes(done.memory)
 
 
 def only_tensors(value: Any) -> bool:

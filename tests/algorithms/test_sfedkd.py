@@ -9,7 +9,7 @@ from scipy import stats
 from tests.algorithms.cases import BATCH_NORM, assert_same, experiment
 from tests.algorithms.test_all import moment, play
 
-from fedrecall import trees
+from fedrecall import payloads, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.hooks import Cohort
 from fedrecall.algorithms.multi_teacher import Said, Up
@@ -219,6 +219,24 @@ def test_bytes_are_those_of_the_tuples():
     assert records[0]["bytes_down"] == 4 * model  # no teachers yet
     assert records[1]["bytes_down"] == 4 * (4 * model + 3 * 4 * 8)
     assert records[1]["bytes_up"] == 4 * (model + 4 * 8)
+
+
+@pytest.mark.parametrize(("share", "kept"), [("exact", 0), ("grid", 0), ("laplace", 4), ("gaussian", 4)])
+def test_the_record_counts_what_clients_keep_of_what_they_said(share, kept):
+    run = experiment(f"sfedkd:share={share}", rounds=1)
+    (record,) = run.run().history
+    assert record["memory_bytes"] == kept * 8  # a share of every class in double precision
+    for client in record["chains"][0]:
+        assert trees.size_in_bytes(run.memories.get(client)) == kept * 8
+
+
+def test_what_a_client_keeps_is_found_where_the_model_is():
+    elsewhere = torch.device("meta")  # as on a GPU
+    weights = Weights({"w": torch.empty(2, dtype=torch.float64, device=elsewhere)}, {})
+    for shape in ((1, 2, 2), (3,)):
+        data = payloads._made_up(shape, 4, weights)
+        assert {t.device for t in (data.x, data.y, data.mean, data.std)} == {elsewhere}
+        assert data.dtype == torch.float64
 
 
 def test_noise_is_drawn_once_for_each_client():

@@ -78,6 +78,13 @@ def test_a_federation_computes_what_one_machine_does(name, chains, tmp_path):
         assert mine["train_loss"] == pytest.approx(other["train_loss"])
 
 
+def test_what_nodes_keep_is_counted_though_the_server_has_receipts_alone(tmp_path):
+    algorithm = "sfedkd:share=laplace,teachers=2"
+    result, expected = play(Grid(nodes(tmp_path)), algorithm=algorithm), alone(algorithm=algorithm)
+    found = [[r["memory_bytes"] for r in history] for history in (result.history, expected.history)]
+    assert found == [[3 * 8] * 3] * 2  # a share of every class in double precision
+
+
 def test_private_learning_is_the_same_in_a_federation(tmp_path, monkeypatch):
     settings: dict[str, object] = {
         "algorithm": {"name": "private", "of": "feddyn", "clip": 0.5, "noise": 0.7}
