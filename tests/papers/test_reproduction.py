@@ -125,7 +125,8 @@ def test_a_run_made_otherwise_is_taken_if_it_is_the_papers(call, root, tmp_path)
         return copy
 
     starts = files.read_json(folder / "made.json")
-    starts[0]["data"]["name"] = "cifar10, held out"
+    for start in starts:
+        start["data"]["name"] = "cifar10, held out"
     other = shutil.copytree(folder, tmp_path / "other")
     files.write_json(other / "made.json", starts)
     with pytest.raises(UserError, match="is a run on cifar10, held out, not the paper's cifar10"):
