@@ -127,12 +127,18 @@ def test_compare_prints_every_algorithm_and_pairs_seeds(call, tmp_path):
         (["watch", "nowhere", "--every", "inf"], "--every = inf is not a number of seconds"),
         (["run", "--algorithm", "mine.py:Mine"], "there is no file"),
         (["compare", "fedavg", "fedavg"], "named twice"),
+        (["compare", "fedntd", *SMALL, "-s", "algorithm.beta=3"], "with its name, such as fedntd:beta=3"),
+        (
+            ["compare", "fedntd", *SMALL, "--config", "algorithm.yaml"],
+            "leave algorithm out of -s and --config",
+        ),
         (["list", "algoritms"], "did you mean 'algorithms'?"),
         (["show", "algorithm", "fedavgg"], "did you mean 'fedavg'?"),
         (["partition", "--partition", "shards:900", "--clients", "20", "--dataset", "digits"], "shards"),
     ],
 )
-def test_a_users_mistake_is_one_sentence_and_exit_2(call, words, said):
+def test_a_users_mistake_is_one_sentence_and_exit_2(call, tmp_path, words, said):
+    (tmp_path / "algorithm.yaml").write_text("algorithm: fedavg\n")
     code, _, err = call(*words)
     assert code == 2
     assert said in err

@@ -114,7 +114,7 @@ def with_config(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "-s", "--set", help="Any key, dotted: -s algorithm.beta=0.5 -s training.lr=0.1.", metavar="KEY=VALUE"
+        "-s", "--set", help="Any key, dotted: -s partition.s=3 -s training.lr=0.1.", metavar="KEY=VALUE"
     ),
 ]
 DataRoot = Annotated[

@@ -38,7 +38,9 @@ class Row:
 def compare_command(
     algorithms: Annotated[
         list[str],
-        typer.Argument(help="Algorithms, such as fedavg fedntd fedprox:mu=0.01.", show_default=False),
+        typer.Argument(
+            help="Algorithms with their settings, such as fedavg fedntd fedprox:mu=0.01.", show_default=False
+        ),
     ],
     *,
     config: Annotated[
@@ -61,6 +63,11 @@ def compare_command(
     if len(set(algorithms)) < len(algorithms):
         raise UserError("compare: an algorithm is named twice.")
     base = gather(config, settings, set_)
+    if "algorithm" in base:
+        raise UserError(
+            "compare takes an algorithm's settings with its name, such as fedntd:beta=3: "
+            "leave algorithm out of -s and --config."
+        )
     plans = plan(algorithms, base, seeds)
     if json is not None:
         files.check_writable(json)
