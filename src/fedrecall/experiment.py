@@ -133,22 +133,12 @@ class Experiment:
     def _claim(self, folder: RunFolder, resume: bool) -> None:
         folder.acquire()
         try:
-            if not folder.started:
-                return
-            if not resume:
+            if folder.started and not resume:
                 raise UserError(
                     f"{folder.path} already holds a run: continue it with --resume, or give another --out."
                 )
-            try:
-                before, now = (configs.as_dict(c) for c in (configs.begun(folder.config()), self.config))
-            except UserError as error:
-                raise UserError(f"{folder.path} cannot be continued: {error}") from error
-            for key in now:
-                if key not in configs.MAY_CHANGE and before[key] != now[key]:
-                    raise UserError(
-                        f"{folder.path} was begun with {key} = {before[key]!r}, not {now[key]!r}: "
-                        "resume it as it was, or give another --out."
-                    )
+            if folder.started:
+                _check_same(folder, self.config)
         except BaseException:
             folder.release()
             raise
@@ -182,13 +172,7 @@ class Experiment:
         """
         data = facts(dataset) if dataset is not None else {}
         starts = _starts(folder.path / "made.json") if folder.started else []
-        before = starts[-1].get("data", data) if starts else data
-        now = data if "digest" in before else {k: v for k, v in data.items() if k != "digest"}
-        if before != now:
-            raise UserError(
-                f"{folder.path} was begun on other data, {_said(before)}, not {_said(now)}: "
-                "resume it on the same, or give another --out."
-            )
+        _check_data(folder, starts, data)
         if folder.started:
             self._restore(folder)
         else:
@@ -203,11 +187,7 @@ class Experiment:
 
     def _restore(self, folder: RunFolder) -> None:
         played, refused, recorded = 0, list[str](), folder.metrics()
-        if len(recorded) > self.config.rounds:
-            raise UserError(
-                f"{folder.path} holds {len(recorded)} rounds: it cannot be continued to rounds = "
-                f"{self.config.rounds}; give at least {len(recorded)}, or another --out."
-            )
+        _check_rounds(folder, len(recorded), self.config.rounds)
         for checkpoint in folder.checkpoints(refused):
             if not _fits(self.server, checkpoint.arrays):
                 raise UserError(
@@ -465,6 +445,53 @@ class Experiment:
     def _checkpoint(self, folder: RunFolder, number: int, saved: dict[str, str]) -> None:
         self.memories.prune(folder.save(Checkpoint(number, trees.arrays(self.server), saved)))
         self._saved = number
+
+
+def check(config: Config, out: Path | None, dataset: Dataset) -> None:
+    """Raise UserError if it is known that the run cannot be begun, or gone on with in its folder.
+
+    Nothing is written, and nothing kept of what is built.
+    """
+    folder = RunFolder(out) if out is not None else None
+    if folder is not None and folder.started:
+        _check_same(folder, config)
+        _check_data(folder, _starts(folder.path / "made.json"), facts(dataset))
+        _check_rounds(folder, len(folder.metrics()), config.rounds)
+    Experiment(config, dataset=dataset).close()
+
+
+def _check_same(folder: RunFolder, config: Config) -> None:
+    """Raise UserError unless the run in the folder is the config's."""
+    try:
+        before, now = (configs.as_dict(c) for c in (configs.begun(folder.config()), config))
+    except UserError as error:
+        raise UserError(f"{folder.path} cannot be continued: {error}") from error
+    for key in now:
+        if key not in configs.MAY_CHANGE and before[key] != now[key]:
+            raise UserError(
+                f"{folder.path} was begun with {key} = {before[key]!r}, not {now[key]!r}: "
+                "resume it as it was, or give another --out."
+            )
+
+
+def _check_data(folder: RunFolder, starts: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
+    """Raise UserError if the run in the folder was begun on other data."""
+    before = starts[-1].get("data", data) if starts else data
+    now = data if "digest" in before else {k: v for k, v in data.items() if k != "digest"}
+    if before != now:
+        raise UserError(
+            f"{folder.path} was begun on other data, {_said(before)}, not {_said(now)}: "
+            "resume it on the same, or give another --out."
+        )
+
+
+def _check_rounds(folder: RunFolder, played: int, wanted: int) -> None:
+    """Raise UserError if the run in the folder has gone further than it is to go."""
+    if played > wanted:
+        raise UserError(
+            f"{folder.path} holds {played} rounds: it cannot be continued to rounds = {wanted}; "
+            f"give at least {played}, or another --out."
+        )
 
 
 def _fits(server: Any, arrays: Mapping[str, torch.Tensor]) -> bool:

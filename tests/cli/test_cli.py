@@ -96,6 +96,32 @@ def test_compare_prints_every_algorithm_and_pairs_seeds(call, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "words", "said"),
+    [
+        ("fedssd", ["--auxiliary-per-class", "10"], "fedssd needs auxiliary_per_class >= 64, not 10"),
+        ("fedntd", [], "was begun with seed = 1, not 0"),
+        ("fedprox", ["--rounds", "1"], "holds 2 rounds: it cannot be continued to rounds = 1"),
+        ("fedlsd", [], "fedlsd-seed0 was begun on other data"),
+    ],
+)
+def test_compare_checks_every_run_before_the_first_is_trained(call, tmp_path, algorithm, words, said):
+    begun = tmp_path / "all" / f"{algorithm}-seed0"
+    if algorithm != "fedssd":
+        other = ["--auxiliary-per-class", "0", "--seed", "1" if algorithm == "fedntd" else "0"]
+        assert call("run", *SMALL, "--algorithm", algorithm, *other, "--out", str(begun))[0] == 0
+    if algorithm == "fedlsd":
+        made = json.loads((begun / "made.json").read_text())
+        made[-1]["data"]["train"] += 1
+        (begun / "made.json").write_text(json.dumps(made))
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    code, out, err = call("compare", "fedavg", algorithm, *SMALL, *words, "--out", "all")
+    assert code == 2
+    assert said in err
+    assert "round" not in out
+    assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["run", "--algorithm", "fedntt"], "unknown algorithm 'fedntt'; did you mean 'fedntd'?"),

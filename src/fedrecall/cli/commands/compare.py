@@ -17,7 +17,7 @@ from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
 from fedrecall.config import Config
 from fedrecall.data.datasets import load
 from fedrecall.errors import UserError
-from fedrecall.experiment import Experiment, Result
+from fedrecall.experiment import Experiment, Result, check
 from fedrecall.reports.statistics import paired_difference, summary
 
 
@@ -72,12 +72,12 @@ def compare_command(
     if json is not None:
         files.check_writable(json)
     dataset = load(plans[0][1].dataset, root=data_root)
+    folders = [run_folder(name, made, out_) for name, made in plans]
+    for (_, made), folder in zip(plans, folders, strict=True):
+        check(made, folder, dataset)
     sink = progress.shown(out, len(plans))
     results: dict[str, list[Result]] = {name: [] for name in algorithms}
-    for name, made in plans:
-        folder = (
-            None if out_ is None else out_ / f"{name.replace(':', '-').replace('/', '-')}-seed{made.seed}"
-        )
+    for (name, made), folder in zip(plans, folders, strict=True):
         experiment = Experiment(made, folder, resume=True, dataset=dataset, sinks=[sink])
         results[name].append(experiment.run())
     rows = [row(name, runs) for name, runs in results.items()]
@@ -99,6 +99,11 @@ def plan(algorithms: list[str], base: dict[str, Any], seeds: int) -> list[tuple[
         for k in range(seeds)
         for name in algorithms
     ]
+
+
+def run_folder(name: str, made: Config, out: Path | None) -> Path | None:
+    """Where a run of the comparison is kept, if it is."""
+    return None if out is None else out / f"{name.replace(':', '-').replace('/', '-')}-seed{made.seed}"
 
 
 def row(name: str, runs: list[Result]) -> Row:
