@@ -403,7 +403,7 @@ class Experiment:
     def check_failures(self, failures: Sequence[Failure], visits: int) -> None:
         """Raise UserError if a round with these failures cannot count."""
         if failures and self.config.on_failure == "stop":
-            raise UserError(f"{failures[0]}. The last good model is kept.")
+            raise Diverged(f"{failures[0]}. The last good model is kept.")
         if len(failures) == visits:
             raise Diverged(
                 f"every client of the round failed, first {failures[0]}. The last good model is kept."

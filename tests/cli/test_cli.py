@@ -11,6 +11,8 @@ import pytest
 from fedrecall import config as configs
 from fedrecall.cli import main, progress
 from fedrecall.cli.app import app
+from fedrecall.cli.commands.compare import End, row, table
+from fedrecall.errors import UserError
 from fedrecall.records import RunFolder
 
 SMALL = [
@@ -93,6 +95,55 @@ def test_compare_prints_every_algorithm_and_pairs_seeds(call, tmp_path):
         for seed in (0, 1)
     }
     assert all(len(p) == 1 for p in parts.values())  # one federation for all algorithms of a seed
+
+
+@pytest.mark.parametrize("extra", [[], ["--on-failure", "stop"]])
+def test_compare_shows_a_run_that_diverges_as_failed_beside_the_others(call, tmp_path, extra):
+    words = ["fedavg", "fedprox:mu=1e30", "fedntd", *SMALL, "--seeds", "2", "--json", "t.json"]
+    code, out, _ = call("compare", *words, *extra, "--backend", "serial", "--out", "all")
+    assert code == 2
+    shown = {line.split()[1]: line for line in out.splitlines() if line.startswith("│")}
+    assert "2 failed" in shown["fedprox:mu=1e30"]
+    assert "[" in shown["fedntd"]  # the paired difference and its interval
+    lines = [line for line in out.splitlines() if line.startswith("fedprox:mu=1e30, seed ")]
+    assert [line.split()[2:4] for line in lines] == [["0", "failed:"], ["1", "failed:"]]
+    assert all("The last good model is kept." in line for line in lines)
+    fedavg, fedprox, fedntd = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert fedprox["accuracy"] == [None, None]
+    assert None not in fedavg["accuracy"] + fedntd["accuracy"]
+    assert fedavg["failed"] == fedntd["failed"] == [None, None]
+    assert None not in fedprox["failed"]
+
+
+def test_a_difference_is_of_the_seeds_whose_runs_both_went_through():
+    numbers = End(0.5, 0.1, 1.0, 2_000_000, 2_000_000)
+    better, failed = numbers._replace(accuracy=0.75), End(failed="NaN")
+    rows = [row("a", [numbers, failed, numbers]), row("b", [better, better, failed]), row("c", [numbers])]
+    shown = {c.header: list(c.cells) for c in table(rows, 3).columns}
+    assert shown["accuracy %"] == ["50.00 ± 0.00, 1 failed", "75.00 ± 0.00, 1 failed", "50.00, 2 not run"]
+    against = shown["accuracy - a [95 % interval]"]
+    assert list(map(str, against)) == ["", "+25.00 (1 of 3)", "+0.00 (1 of 3)"]
+
+
+def test_what_stops_a_comparison_does_not_take_what_it_found_before(call, monkeypatch):
+    class Fails:
+        runs = 0
+
+        def begin(self, config, history):
+            self.runs += 1
+            if self.runs == 2:
+                raise UserError("enough")
+
+        def record(self, record): ...
+
+        def end(self): ...
+
+    sink = Fails()
+    monkeypatch.setattr(progress, "shown", lambda *_: sink)
+    code, out, err = call("compare", "fedavg", "fedntd", *SMALL, "--backend", "serial")
+    assert code == 2
+    assert "enough" in err
+    assert "fedavg" in out
 
 
 @pytest.mark.parametrize(

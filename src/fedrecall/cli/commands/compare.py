@@ -1,8 +1,9 @@
 """`fedrecall compare`: several algorithms over the same federation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.table import Table
@@ -16,21 +17,34 @@ from fedrecall.cli.app import app, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
 from fedrecall.config import Config
 from fedrecall.data.datasets import load
-from fedrecall.errors import UserError
+from fedrecall.errors import Diverged, UserError
 from fedrecall.experiment import Experiment, Result, check
 from fedrecall.reports.statistics import paired_difference, summary
 
 
+class End(NamedTuple):
+    """What a run has to show: numbers, or why there are none."""
+
+    accuracy: float | None = None
+    forgetting: float | None = None
+    seconds: float | None = None
+    bytes_down: int | None = None
+    bytes_up: int | None = None
+    failed: str | None = None
+
+
 @dataclass(frozen=True)
 class Row:
-    """One algorithm's runs, a number a seed."""
+    """One algorithm's runs, an entry a seed: None where the run failed."""
 
     name: str
-    accuracy: list[float]
-    forgetting: list[float]
-    seconds: list[float]
-    bytes_down: list[int]
-    bytes_up: list[int]
+    accuracy: list[float | None]
+    forgetting: list[float | None]
+    seconds: list[float | None]
+    bytes_down: list[int | None]
+    bytes_up: list[int | None]
+    failed: list[str | None]
+    """Why, where a run failed."""
 
 
 @app.command("compare")
@@ -58,6 +72,8 @@ def compare_command(
 ) -> None:
     """Train several algorithms over the same federation and print them side by side.
 
+    A run that diverges is shown as failed, and the others go on.
+
     Example: fedrecall compare fedavg fedntd --dataset digits --clients 20 --sample 5 --rounds 20 --seeds 3
     """
     if len(set(algorithms)) < len(algorithms):
@@ -76,18 +92,30 @@ def compare_command(
     for (_, made), folder in zip(plans, folders, strict=True):
         check(made, folder, dataset)
     sink = progress.shown(out, len(plans))
-    results: dict[str, list[Result]] = {name: [] for name in algorithms}
-    for (name, made), folder in zip(plans, folders, strict=True):
-        experiment = Experiment(made, folder, resume=True, dataset=dataset, sinks=[sink])
-        results[name].append(experiment.run())
-    rows = [row(name, runs) for name, runs in results.items()]
-    out.print(table(rows))
+    ends: dict[str, list[End]] = {name: [] for name in algorithms}
+    try:
+        for (name, made), folder in zip(plans, folders, strict=True):
+            experiment = Experiment(made, folder, resume=True, dataset=dataset, sinks=[sink])
+            try:
+                ends[name].append(end(experiment.run()))
+            except Diverged as error:
+                ends[name].append(End(failed=str(error)))
+    finally:  # what stops the comparison does not take what was found before
+        rows = [row(name, found) for name, found in ends.items()]
+        if rows[0].accuracy:
+            out.print(table(rows, seeds))
+        for r in rows:
+            for seed, why in enumerate(r.failed, start=plans[0][1].seed):
+                if why is not None:
+                    out.print(f"{r.name}, seed {seed} failed: {why}", markup=False, soft_wrap=True)
     if json is not None:
         with files.placing(json):
             files.write_json(json, {"config": configs.as_dict(plans[0][1]), "rows": [vars(r) for r in rows]})
         out.print(f"numbers: {json}", markup=False)
     if out_ is not None:
         out.print(f"run folders: {out_}", markup=False)
+    if any(_known(r.failed) for r in rows):
+        raise typer.Exit(2)
 
 
 def plan(algorithms: list[str], base: dict[str, Any], seeds: int) -> list[tuple[str, Config]]:
@@ -106,41 +134,57 @@ def run_folder(name: str, made: Config, out: Path | None) -> Path | None:
     return None if out is None else out / f"{name.replace(':', '-').replace('/', '-')}-seed{made.seed}"
 
 
-def row(name: str, runs: list[Result]) -> Row:
+def end(result: Result) -> End:
+    """The numbers of a run that went through."""
+    last = result.history[-1]
+    seconds = sum(h["seconds"]["train"] for h in result.history)
+    return End(result.accuracy, result.forgetting, seconds, last["bytes_down"], last["bytes_up"])
+
+
+def row(name: str, ends: Sequence[End]) -> Row:
     """What the table shows of an algorithm."""
-    last = [r.history[-1] for r in runs]
-    return Row(
-        name,
-        [r.accuracy for r in runs],
-        [r.forgetting for r in runs],
-        [sum(h["seconds"]["train"] for h in r.history) for r in runs],
-        [h["bytes_down"] for h in last],
-        [h["bytes_up"] for h in last],
-    )
+    return Row(name, **{field: [getattr(e, field) for e in ends] for field in End._fields})
 
 
-def table(rows: list[Row]) -> Table:
+def table(rows: Sequence[Row], seeds: int) -> Table:
     """Accuracy, forgetting, cost, and the paired difference against the first algorithm."""
-    first, n = rows[0], len(rows[0].accuracy)
-    shown = Table(title=f"last round, mean ± std over {n} seeds" if n > 1 else "last round, one seed")
+    first = rows[0]
+    shown = Table(title=f"last round, mean ± std over {seeds} seeds" if seeds > 1 else "last round, one seed")
     shown.add_column("algorithm", no_wrap=True)
     for heading in ("accuracy %", "forgetting", "training s", "MB down", "MB up"):
         shown.add_column(heading, justify="right")
-    shown.add_column(f"accuracy - {first.name}" + (" [95 % interval]" if n > 1 else ""))
+    shown.add_column(f"accuracy - {first.name}" + (" [95 % interval]" if seeds > 1 else ""))
     for r in rows:
+        failed, left = len(_known(r.failed)), seeds - len(r.failed)
+        lacking = (f"{failed} failed" if failed else "", f"{left} not run" if left else "")
         shown.add_row(
             r.name,
-            summary(r.accuracy).text(100),
-            summary(r.forgetting).text(digits=3),
-            summary(r.seconds).text(digits=1),
-            f"{r.bytes_down[-1] / 1e6:.2f}",
-            f"{r.bytes_up[-1] / 1e6:.2f}",
-            Text("" if r is first else _against(first, r)),
+            ", ".join(filter(None, (_mean(r.accuracy, 100), *lacking))),
+            _mean(r.forgetting, digits=3),
+            _mean(r.seconds, digits=1),
+            _mean(_known(r.bytes_down)[-1:], 1e-6),
+            _mean(_known(r.bytes_up)[-1:], 1e-6),
+            Text("" if r is first else _against(first, r, seeds)),
         )
     return shown
 
 
-def _against(first: Row, other: Row) -> str:
-    d = paired_difference(first.accuracy, other.accuracy)
+def _known(values: Sequence[Any]) -> list[Any]:
+    return [v for v in values if v is not None]
+
+
+def _mean(values: Sequence[float | None], scale: float = 1.0, digits: int = 2) -> str:
+    known = _known(values)
+    return summary(known).text(scale, digits) if known else ""
+
+
+def _against(first: Row, other: Row, seeds: int) -> str:
+    """Over the seeds whose runs both went through."""
+    both = zip(first.accuracy, other.accuracy, strict=False)
+    pairs = [(a, b) for a, b in both if a is not None and b is not None]
+    if not pairs:
+        return ""
+    d = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
     interval = "" if d.low is None or d.high is None else f" [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
-    return f"{100 * d.mean:+.2f}{interval}"
+    fewer = f" ({len(pairs)} of {seeds})" if len(pairs) < seeds else ""
+    return f"{100 * d.mean:+.2f}{interval}{fewer}"
