@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -222,6 +223,25 @@ def test_a_users_mistake_is_one_sentence_and_exit_2(call, tmp_path, words, said)
     assert "Traceback" not in err
 
 
+class Kills:
+    """A sink that sends a signal after the first round."""
+
+    def __init__(self, signum):
+        self.signum = signum
+
+    def begin(self, config, history):
+        self.played = 0
+
+    def record(self, record):
+        self.played = record["round"]
+        if self.played == 1:
+            os.kill(os.getpid(), self.signum)
+            time.sleep(0.01)
+
+    def end(self):
+        pass
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
     ("words", "said"),
@@ -239,25 +259,26 @@ def test_a_users_mistake_is_one_sentence_and_exit_2(call, tmp_path, words, said)
     ],
 )
 def test_a_signal_says_what_is_saved_and_is_the_exit_code(call, monkeypatch, words, said, signum):
-    class Kills:
-        def begin(self, config, history):
-            self.played = 0
-
-        def record(self, record):
-            self.played = record["round"]
-            if self.played == 1:
-                os.kill(os.getpid(), signum)
-                time.sleep(0.01)
-
-        def end(self):
-            pass
-
-    sink = Kills()
+    sink = Kills(signum)
     monkeypatch.setattr(progress, "shown", lambda *_: sink)
     code, _, err = call(*words, *SMALL, "--rounds", "50", "--backend", "serial")
     assert code == 128 + signum
     assert said.format(sink.played) in err
     assert ("saved" in err) == ("--out" in words)
+
+
+def test_the_command_that_goes_on_with_a_run_does(call, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(progress, "shown", lambda *_: Kills(signal.SIGINT))
+        words = ["run", *SMALL, "--backend", "serial", "--out", "my runs/x y", "--data-root", "my data"]
+        code, _, err = call(*words, "--rounds", "3")
+    assert code == 130
+    said = err.partition("go on with: ")[2].partition(" stopped after")[0]
+    program, *again = shlex.split(said)
+    assert program == "fedrecall"
+    assert again[-2:] == ["--data-root", "my data"]
+    assert call(*again)[0] == 0
+    assert len(RunFolder(tmp_path / "my runs" / "x y").metrics()) == 3
 
 
 def test_what_cannot_be_written_is_one_sentence(call, tmp_path):

@@ -1,5 +1,6 @@
 """`fedrecall run`: one algorithm over one federation."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -55,8 +56,9 @@ def run_command(
     try:
         result = experiment.run()
     except Interrupted:
-        data = f" --data-root {data_root}" if data_root is not None else ""
-        err.print(f"go on with: fedrecall run --resume --out {folder}{data}", soft_wrap=True, markup=False)
+        words = ["fedrecall", "run", "--resume", "--out", str(folder)]
+        words += ["--data-root", str(data_root)] if data_root is not None else []
+        err.print(f"go on with: {shlex.join(words)}", soft_wrap=True, markup=False)
         raise
     summarise(result)
 
