@@ -1,14 +1,28 @@
 """The examples that the documentation shows run as they stand."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 import fedrecall
+from fedrecall import config as configs
+from fedrecall import files
 from fedrecall.cli import main
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def configs_of(page, folder):
+    """The configs that a page's YAML makes."""
+    found = []
+    for number, block in enumerate(re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.M | re.S)):
+        path = folder / f"{page.stem}-{number}.yaml"
+        path.write_text(block)
+        found.append(configs.make(configs.nested(configs.load(path))))
+    return found
 
 
 def test_five_lines_of_python(capsys):
@@ -16,6 +30,14 @@ def test_five_lines_of_python(capsys):
     assert '"rounds": 10,' in text
     exec(compile(text.replace('"rounds": 10,', '"rounds": 2,'), "five_lines.py", "exec"), {})
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["fedavg", "fedntd"]
+
+
+def test_the_settings_that_the_documentation_shows_are_some(tmp_path):
+    assert all(configs_of(page, tmp_path) for page in (DOCS / "settings.md", DOCS / "privacy.md"))
+    long, short = configs_of(DOCS / "settings.md", tmp_path)
+    assert long == short
+    files.write_json(tmp_path / "config.json", configs.as_dict(long))
+    assert configs.make(configs.load(tmp_path / "config.json")) == long
 
 
 def test_an_algorithm_from_a_file_of_ones_own_on_the_command_line(monkeypatch, tmp_path):

@@ -177,6 +177,13 @@ def in_full(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {f"training.{k}" if k in recipe else k: v for k, v in settings.items()}
 
 
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a config has them; those of the local training may be named alone, and any be dotted."""
+    known = in_full(settings)
+    plain = {k: v for k, v in known.items() if "." not in k}
+    return override(plain, {k: v for k, v in known.items() if "." in k})
+
+
 class _Plain(yaml.SafeLoader):
     """Plain values, as `yaml.safe_load` reads them, and no deeper than a config ever is."""
 

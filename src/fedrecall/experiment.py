@@ -635,9 +635,7 @@ def run(out: Path | str | None = None, *, resume: bool = False, **settings: Any)
     dataset = given if isinstance(given, Dataset) else None
     if given is not None and dataset is None:
         settings["dataset"] = given
-    settings = configs.in_full(settings)
-    plain = {k: v for k, v in settings.items() if "." not in k}
-    config = configs.make(configs.override(plain, {k: v for k, v in settings.items() if "." in k}))
+    config = configs.make(configs.nested(settings))
     return Experiment(config, out, resume=resume, dataset=dataset, data_root=root, sinks=sinks).run()
 
 

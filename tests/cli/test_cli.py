@@ -13,8 +13,10 @@ from fedrecall import config as configs
 from fedrecall.cli import main, progress
 from fedrecall.cli.app import app
 from fedrecall.cli.commands.compare import End, row, table
+from fedrecall.cli.options import gather
 from fedrecall.errors import UserError
 from fedrecall.records import RunFolder
+from fedrecall.training import Recipe
 
 SMALL = [
     *("--dataset", "synthetic:classes=4,train=160,test=80,size=8", "--model", "mlp:8"),
@@ -78,6 +80,16 @@ def test_settings_come_from_a_file_and_options_override_it(call, tmp_path):
     assert call("run", "c.yaml", *SMALL, "--out", "x", "--batch-size", "5")[0] == 0
     made = configs.make(RunFolder(tmp_path / "x").config())
     assert (made.rounds, made.training.lr, made.training.batch_size) == (2, 0.5, 5)
+
+
+def test_settings_of_the_local_training_may_be_named_alone_wherever_they_are_given(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "lr: 0.5\ntraining: {momentum: 0.0}\nbatch_size: 7\nalgorithm: fedntd\nalgorithm.beta: 2\n"
+    )
+    made = configs.make(gather(file, {"batch_size": "8"}, ["lr_decay=0.5", "batch_size=9"]))
+    assert made.training == Recipe(lr=0.5, momentum=0.0, batch_size=9, lr_decay=0.5)
+    assert made.algorithm["beta"] == 2
 
 
 def test_compare_prints_every_algorithm_and_pairs_seeds(call, tmp_path):

@@ -113,9 +113,7 @@ def with_config(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
 
 Set = Annotated[
     list[str] | None,
-    typer.Option(
-        "-s", "--set", help="Any key, dotted: -s partition.s=3 -s training.lr=0.1.", metavar="KEY=VALUE"
-    ),
+    typer.Option("-s", "--set", help="Any key of a config: -s partition.s=3 -s lr=0.1.", metavar="KEY=VALUE"),
 ]
 DataRoot = Annotated[
     Path | None,
@@ -130,11 +128,11 @@ def gather(
     file: Path | None, settings: Settings, assignments: Sequence[str] | None, begun: Settings | None = None
 ) -> Settings:
     """The config's values: of a run that was begun, from a file, then the options, then the assignments."""
-    values = {**(begun or {}), **(configs.load(file) if file is not None else {})}
+    values = {**(begun or {}), **configs.nested(configs.load(file) if file is not None else {})}
     dotted = configs.in_full(settings)
     for assignment in assignments or ():
         key, equals, value = assignment.partition("=")
         if not equals or not key:
             raise UserError(f"-s {shlex.quote(assignment)}: give key=value, such as -s training.lr=0.1.")
-        dotted[key] = value
+        dotted |= configs.in_full({key: value})
     return configs.override(values, dotted)
