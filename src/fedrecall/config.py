@@ -1,7 +1,7 @@
 """The configuration of a run: one validated tree, from YAML, from the command line, from Python."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -222,6 +222,30 @@ def override(values: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[
             inner = REGISTRIES[head].spec(REGISTRIES[head].make(default))
         result[head] = override(_mapping(inner, head), {rest: value})
     return result
+
+
+def merged(begun: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was begun with what is given in its place, of two mappings key by key.
+
+    One of another name is another thing, and stands for itself.
+    """
+    if given.get("name", begun.get("name")) != begun.get("name"):
+        return dict(given)
+    result = dict(begun)
+    for key, value in given.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def differing(a: Mapping[str, Any], b: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The dotted keys at which two configs' values differ, with both."""
+    for key in {**a, **b}:
+        one, other = a.get(key), b.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from differing(one, other, f"{head}{key}.")
+        elif one != other:
+            yield f"{head}{key}", one, other
 
 
 def as_dict(config: Config) -> dict[str, Any]:

@@ -466,10 +466,10 @@ def _check_same(folder: RunFolder, config: Config) -> None:
         before, now = (configs.as_dict(c) for c in (configs.begun(folder.config()), config))
     except UserError as error:
         raise UserError(f"{folder.path} cannot be continued: {error}") from error
-    for key in now:
-        if key not in configs.MAY_CHANGE and before[key] != now[key]:
+    for key, old, new in configs.differing(before, now):
+        if key.partition(".")[0] not in configs.MAY_CHANGE:
             raise UserError(
-                f"{folder.path} was begun with {key} = {before[key]!r}, not {now[key]!r}: "
+                f"{folder.path} was begun with {key} = {old!r}, not {new!r}: "
                 "resume it as it was, or give another --out."
             )
 

@@ -400,6 +400,25 @@ def test_resume_with_one_option_keeps_the_others_as_they_were(call, tmp_path):
     assert (config["backend"], config["training"]["local_epochs"]) == ("serial", 2)
 
 
+def test_resume_takes_of_a_file_what_it_says_and_names_what_differs(call, tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("training: {lr: 0.5}\nalgorithm: {name: fedntd, beta: 0.5}\n")
+    words = [*SMALL, "--backend", "serial", "--out", "x"]
+    assert call("run", "c.yaml", *words, "--batch-size", "10", "-s", "algorithm.tau=3")[0] == 0
+    assert call("run", "c.yaml", "--resume", "--out", "x", "--rounds", "3")[0] == 0
+    made = configs.make(RunFolder(tmp_path / "x").config())
+    assert (made.rounds, made.training.batch_size, made.algorithm["tau"]) == (3, 10, 3)
+    for text, said in (
+        ("training: {lr: 0.5, batch_size: 20}", "was begun with training.batch_size = 10, not 20: resume"),
+        ("algorithm: fedntd:beta=0.5", "was begun with algorithm.tau = 3.0, not 1.0: resume"),
+        ("algorithm: {name: fedprox, mu: 0.1}", "was begun with algorithm.name = 'fedntd', not 'fedprox':"),
+    ):
+        file.write_text(text)
+        code, _, err = call("run", "c.yaml", "--resume", "--out", "x", "--rounds", "4")
+        assert code == 2
+        assert said in err
+
+
 def test_resume_begins_where_nothing_was_begun(call, tmp_path):
     assert call("run", *SMALL, "--resume", "--rounds", "1", "--out", "new")[0] == 0
     assert (tmp_path / "new" / "config.json").exists()

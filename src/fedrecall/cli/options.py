@@ -128,7 +128,7 @@ def gather(
     file: Path | None, settings: Settings, assignments: Sequence[str] | None, begun: Settings | None = None
 ) -> Settings:
     """The config's values: of a run that was begun, from a file, then the options, then the assignments."""
-    values = {**(begun or {}), **configs.nested(configs.load(file) if file is not None else {})}
+    values = configs.merged(begun or {}, configs.nested(configs.load(file) if file is not None else {}))
     dotted = configs.in_full(settings)
     for assignment in assignments or ():
         key, equals, value = assignment.partition("=")

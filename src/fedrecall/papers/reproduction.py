@@ -245,14 +245,9 @@ def adopt(table: Table, folder: Path, results: Path) -> tuple[Path, Outcome, Cel
 
 def differences(wanted: Config, given: Config) -> list[str]:
     """In words, where a config is not what is wanted; how and how far it was computed is left out."""
-    a, b = configs.as_dict(wanted), configs.as_dict(given)
-    found = []
-    for key, value in a.items():
-        if key in (*MAY_CHANGE, "seed", "on_failure", "precision") or b.get(key) == value:
-            continue
-        if isinstance(value, dict) and isinstance(b.get(key), dict):
-            inner = {k for k in value.keys() | b[key].keys() if value.get(k) != b[key].get(k)}
-            found += [f"{key}.{k} = {value.get(k)!r}, not {b[key].get(k)!r}" for k in sorted(inner)]
-        else:
-            found.append(f"{key} = {value!r}, not {b.get(key)!r}")
-    return found
+    apart = (*MAY_CHANGE, "seed", "on_failure", "precision")
+    return [
+        f"{key} = {a!r}, not {b!r}"
+        for key, a, b in configs.differing(configs.as_dict(wanted), configs.as_dict(given))
+        if key.partition(".")[0] not in apart
+    ]
