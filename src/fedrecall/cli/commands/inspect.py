@@ -39,14 +39,14 @@ KINDS: dict[str, Registry] = {
 }
 
 
-def _kind(word: str) -> Registry:
+def _kind(word: str, *besides: str) -> Registry:
     plural = word if word.endswith("s") else word + "s"
     if plural == "figures":  # it brings matplotlib, which nobody else here needs
         from fedrecall.reports.figures import FIGURES
 
         return FIGURES
     if plural not in KINDS:
-        raise UserError(f"there are no {word!r} to show; {nearest(plural, [*KINDS, 'figures', 'papers'])}")
+        raise UserError(f"there are no {word!r} to show; {nearest(plural, [*KINDS, 'figures', *besides])}")
     return KINDS[plural]
 
 
@@ -63,7 +63,7 @@ def list_command(
 
         out.print(list_papers())
         return
-    registry = _kind(kind)
+    registry = _kind(kind, "papers")
     shown = Table(box=None, pad_edge=False)
     shown.add_column("name", style="bold", no_wrap=True)
     shown.add_column("parameters")
@@ -83,6 +83,11 @@ def show_command(
     name: Annotated[str, typer.Argument(help="Its name, as `fedrecall list` prints it.")],
 ) -> None:
     """Explain one algorithm, data set, partition, model, measure, figure or sink."""
+    if kind in ("paper", "papers"):
+        raise UserError(
+            "a paper is not shown: see its tables with fedrecall list papers, and published beside measured "
+            "with fedrecall reproduce PAPER/TABLE."
+        )
     registry = _kind(kind)
     chosen, _, _ = registry.parse(name)
     cls = registry.cls(chosen)
