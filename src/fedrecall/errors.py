@@ -20,6 +20,8 @@ class Diverged(UserError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an error sentence: the nearest known name, else all of them."""
     known = sorted(known)
+    if not known:
+        return "there are none."
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known) + "."
 

@@ -137,7 +137,8 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     checked = {}
     for key, value in values.items():
         if key not in known:
-            raise UserError(f"{where} has no {key!r}; {nearest(str(key), known)}")
+            others = nearest(str(key), known) if known else "it has no settings."
+            raise UserError(f"{where} has no {key!r}; {others}")
         checked[key] = check(known[key], value, where)
     for f in known.values():
         if f.default is dataclasses.MISSING and f.name not in checked:

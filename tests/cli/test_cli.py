@@ -228,6 +228,7 @@ def test_compare_checks_every_run_before_the_first_is_trained(call, tmp_path, al
         (["show", "paper", "fedntd"], "see its tables with fedrecall list papers"),
         (["show", "papers", "fedntd"], "with fedrecall reproduce PAPER/TABLE"),
         (["show", "algorithm", "fedavgg"], "did you mean 'fedavg'?"),
+        (["run", *SMALL, "-s", "algorithm.uniform=1"], "fedavg has no 'uniform'; it has no settings."),
         (["partition", "--partition", "shards:900", "--clients", "20", "--dataset", "digits"], "shards"),
     ],
 )
