@@ -175,6 +175,17 @@ def test_tensorboard_needs_a_place(tmp_path):
     assert list(tmp_path.glob("fedavg-synthetic-seed0/events*"))
 
 
+@needs("tensorboard")
+def test_tensorboards_folder_may_be_at_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    fedrecall.run(sinks=["tensorboard:~/tb"], **SMALL)
+    assert list(tmp_path.glob("home/tb/fedavg-synthetic-seed0/events*"))
+    assert not (tmp_path / "~").exists()
+    with pytest.raises(UserError, match="~nobody-of-that-name/tb"):
+        fedrecall.run(sinks=["tensorboard:~nobody-of-that-name/tb"], **SMALL)
+
+
 @needs("mlflow")
 def test_mlflow(tmp_path):
     store = f"sqlite:///{tmp_path}/mlflow.db"

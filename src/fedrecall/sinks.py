@@ -67,11 +67,14 @@ class TensorBoard(Service):
         """Event files that replace those of an earlier start."""
         from torch.utils.tensorboard import SummaryWriter
 
-        if self.folder is None and folder is None:
+        if self.folder is not None:
+            where = files.expanded(self.folder) / name
+        elif folder is not None:
+            where = folder / "tensorboard"
+        else:
             raise UserError(
                 "tensorboard has no place to write to: give the run an --out, or tensorboard:FOLDER."
             )
-        where = Path(self.folder) / name if self.folder is not None else Path(str(folder)) / "tensorboard"
         writer: Any = SummaryWriter(str(where), purge_step=0)
         writer.add_text(
             "config", "\n".join("    " + line for line in json.dumps(config, indent=2).splitlines())
@@ -136,13 +139,13 @@ class WandB(Service):
         """A W&B run, the same one at every start of a run folder."""
         import wandb
 
-        where = self.folder or (str(folder) if folder is not None else None)
+        where = files.expanded(self.folder) if self.folder is not None else folder
         run = wandb.init(
             project=self.project,
             name=name,
             id=_identity(name, folder) if folder is not None else None,
             resume="allow" if folder is not None else None,
-            dir=where,
+            dir=str(where) if where is not None else None,
             mode=self.mode,
             config=dict(config),
             reinit="create_new",
