@@ -57,9 +57,7 @@ def read(given: Mapping[str, Any]) -> tuple[Config, Hosting]:
         )
     settings = {k: v for k, v in values.items() if k not in own}
     settings.setdefault("dataset", ELSEWHERE)
-    plain = {k: v for k, v in settings.items() if "." not in k}
-    dotted = {k: v for k, v in settings.items() if "." in k}
-    config = configs.make(configs.override(plain, dotted))
+    config = configs.make(configs.nested(settings))
     hosting = specs.build(Hosting, {k: v for k, v in values.items() if k in own}, "run config")
     if hosting.min_clients > config.sampled:
         raise UserError(
