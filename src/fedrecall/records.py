@@ -227,7 +227,7 @@ _EVALUATED: dict[str, tuple[type, ...]] = {
     "forgetting": _NUMBER,
     "consistency": (*_NUMBER, type(None)),
 }
-_OTHERS: dict[str, tuple[type, ...]] = {"memory_bytes": _NUMBER, "measures": (dict,)}
+_OTHERS: dict[str, tuple[type, ...]] = {"memory_bytes": _NUMBER, "measures": (dict,), "untested": (list,)}
 
 
 def _check(record: Any) -> None:

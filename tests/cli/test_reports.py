@@ -185,6 +185,18 @@ def test_a_run_cannot_command_the_terminal(tmp_path):
     assert "\x1b" not in console.export_text()
 
 
+def test_watch_says_whose_test_examples_are_missing(tmp_path):
+    follower = watch.Follower(Run(write(tmp_path / "run")))
+    follower.look()
+    follower.records[2]["untested"] = ["client 1, evaluation of round 3: its node is not connected"]
+    follower.records[4]["untested"] = ["client 2, evaluation of round 5: \x1b[2J"]
+    console = Console(width=200, force_terminal=False, record=True, file=io.StringIO())
+    console.print(watch.view(follower, 200))
+    said = console.export_text()
+    assert "2 rounds without all test examples, last round 5: client 2, evaluation of round 5" in said
+    assert "\x1b" not in said
+
+
 def test_watch_on_a_terminal_ends_with_the_run(runs, monkeypatch):
     path = runs / "avg-0" / "metrics.jsonl"
     whole = path.read_text()

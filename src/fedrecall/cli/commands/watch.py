@@ -143,6 +143,10 @@ def view(run: Follower, width: int) -> Panel:
             number, failure = failed[-1]
             many = f"{len(failed)} visits left out, last in round {number}: {failure}"
             parts.append(Text(printable(many), "yellow"))
+        if missing := [(x["round"], x["untested"]) for x in records if x.get("untested")]:
+            number, why = missing[-1]
+            many = f"{len(missing)} rounds without all test examples, last round {number}: {why[0]}"
+            parts.append(Text(printable(many), "yellow"))
     return Panel(Group(*parts), title=Text(run.name), title_align="left", width=width)
 
 
