@@ -21,7 +21,7 @@ from fedrecall.measures.accuracy import accuracy, class_accuracy, consistency, e
 from fedrecall.models.networks import MODELS
 from fedrecall.papers import table
 from fedrecall.reports.figures import FIGURES, draw
-from fedrecall.reports.figures.figure import heat
+from fedrecall.reports.figures.figure import heat, legend_below, page
 from fedrecall.reports.figures.sequential import SequentialForgetting
 from fedrecall.reports.gallery import PICTURES, RUNS
 from fedrecall.reports.replay import stage
@@ -424,3 +424,43 @@ def test_the_gallery_shows_every_figure_from_runs_that_it_makes():
 
         dotted = {k: v for k, v in settings.items() if "." in k}
         config.make(config.override({k: v for k, v in settings.items() if "." not in k}, dotted))
+
+
+@pytest.mark.parametrize(
+    ("figure", "recipe"),
+    [
+        ("fedcad/fig1", "fedcad/fig1"),
+        ("fedcad/fig2", "fedcad/fig2"),
+        ("fedssd/fig7", "fedssd/table1"),
+        ("fedssd/fig8", "fedssd/table1"),
+        ("fedssd/fig9", "fedssd/table1"),
+    ],
+)
+def test_a_figures_command_has_its_papers_settings(figure, recipe):
+    paper = table(recipe)
+    (command,) = FIGURES.make(figure).commands
+    words = shlex.split(command)
+    given = dict(zip(words[2::2], words[3::2], strict=True))
+    for spec in given["--algorithm"].strip("[]").split("|"):
+        name, _, _ = ALGORITHMS.parse(spec)
+        config = paper.cell(
+            next(c.column for c in paper.cells if c.column.startswith("cifar10")), name
+        ).config()
+        assert ALGORITHMS.spec(ALGORITHMS.make(spec)) == config.algorithm
+        assert given["--dataset"] == config.dataset["name"]
+        assert given["--model"] == config.model
+        assert PARTITIONS.spec(PARTITIONS.make(given["--partition"])) == config.partition
+        assert given["--augmentation"] == config.augmentation
+        assert int(given["--batch-size"]) == config.training.batch_size
+        assert float(given["--lr-decay"]) == config.training.lr_decay
+        own = given.get("--auxiliary-per-class")
+        assert (None if own is None else int(own)) == config.auxiliary_per_class
+
+
+def test_a_legend_names_what_any_panel_shows():
+    made, axes = page(1, 2)
+    for panel, names in zip(axes.flat, (["fedavg"], ["fedavg", "fedntd"]), strict=True):
+        for name in names:
+            panel.plot([0, 1], [0, 1], label=name)
+    legend_below(made, *axes.flat)
+    assert [text.get_text() for text in made.legends[0].get_texts()] == ["fedavg", "fedntd"]

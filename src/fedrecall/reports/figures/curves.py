@@ -15,6 +15,7 @@ _SSD = (
     "fedrecall run --dataset cifar10 --model lenet_cifar --partition dirichlet:0.5 --rounds 100 "
     "--batch-size 64 --lr-decay 1 --augmentation crop+flip"
 )
+_SSD_METHODS = "[fedavg|fedprox:mu=0.01|moon:mu=5,projection=256|fedssd]"
 _ALIGN = (
     "fedrecall run --dataset cifar10 --model resnet56 --sample 16 --rounds 25 --local-epochs 20 "
     "--batch-size 64 --lr-decay 1 --weight-decay 1e-4 --augmentation crop+flip"
@@ -57,7 +58,7 @@ class Curves(Figure):
                     axes[i, j].set_title(short(setup))
         for ax in axes[-1]:
             ax.set_xlabel("round")
-        legend_below(made, axes[0, 0])
+        legend_below(made, *axes.flat)
         return made, {"lines": lines}
 
 
@@ -106,22 +107,32 @@ class Personalised(Curves):
 
 
 @dataclass(frozen=True)
-class Global(Curves):
-    """Learning curves of the global model, a column a setup (FedNTD, figure 13; FedSSD, figure 8)."""
+class AgainstFedAlign(Curves):
+    """FedNTD, figure 13: learning curves of the global model in FedAlign's setup."""
 
     rows: ClassVar[tuple[str, ...]] = ("accuracy",)
     caption: ClassVar[str] = "Accuracy of the global model, a column for every setup."
     commands: ClassVar[tuple[str, ...]] = (
         f"{_ALIGN} --algorithm [fedavg|fedalign|fedntd] --partition [lda:0.05|lda:0.1|lda:0.5] "
         "--clients [16|64]",
-        f"{_SSD} --algorithm [fedavg|fedprox|moon|fedssd] --local-epochs 10 --auxiliary-per-class 64 "
-        "--clients 100 --sample [10|20]",
     )
 
 
 @dataclass(frozen=True)
-class GlobalAndLocalAverage(Curves):
-    """FedCAD, figure 1, and FedSSD, figure 7: the global model against the local models' average."""
+class Participation(Curves):
+    """FedSSD, figure 8: learning curves of the global model by the share of clients in a round."""
+
+    rows: ClassVar[tuple[str, ...]] = ("accuracy",)
+    caption: ClassVar[str] = "Accuracy of the global model, a column for every setup."
+    commands: ClassVar[tuple[str, ...]] = (
+        f"{_SSD} --algorithm {_SSD_METHODS} --local-epochs 10 --auxiliary-per-class 64 --clients 100 "
+        "--sample [10|20]",
+    )
+
+
+@dataclass(frozen=True)
+class GlobalAndLocal(Curves):
+    """FedSSD, figure 7: the global model against the local models' average."""
 
     rows: ClassVar[tuple[str, ...]] = ("accuracy", "local average")
     caption: ClassVar[str] = (
@@ -129,8 +140,16 @@ class GlobalAndLocalAverage(Curves):
         "set (bottom): what the second lacks, local training forgot."
     )
     commands: ClassVar[tuple[str, ...]] = (
-        f"{_SSD} --algorithm [fedavg|fedprox|fedlsd|fedcad] --local-epochs 5 --clients 10 --sample 10 "
+        f"{_SSD} --algorithm {_SSD_METHODS} --local-epochs 10 --clients 10 --sample 10 "
         "--auxiliary-per-class 64 --measure locals",
-        f"{_SSD} --algorithm [fedavg|fedprox|moon|fedssd] --local-epochs 10 --clients 10 --sample 10 "
-        "--auxiliary-per-class 64 --measure locals",
+    )
+
+
+@dataclass(frozen=True)
+class GlobalAndLocalOfFedCAD(GlobalAndLocal):
+    """FedCAD, figure 1: the global model against the local models' average."""
+
+    commands: ClassVar[tuple[str, ...]] = (
+        f"{_SSD} --algorithm [fedavg|fedprox:mu=0.01|fedlsd:alpha=0.25|fedcad] --local-epochs 5 --clients 10 "
+        "--sample 10 --measure locals",
     )

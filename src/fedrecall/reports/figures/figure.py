@@ -152,10 +152,14 @@ def class_colours(count: int) -> list[Any]:
     return [mpl.colormaps["turbo"](i / (count - 1)) for i in range(count)]
 
 
-def legend_below(made: Page, axes: Axes) -> None:
-    """One legend for the whole page."""
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
+def legend_below(made: Page, *panels: Axes) -> None:
+    """One legend for the whole page, with all that any of the panels shows."""
+    shown: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    if handles := list(shown.values()):
+        labels = list(shown)
         room = int(made.get_figwidth() / (0.6 + 0.06 * max(map(len, labels))))
         made.legend(handles, labels, loc="outside lower center", ncols=max(1, min(room, len(handles))))
 

@@ -98,7 +98,7 @@ class SpecialConfusion(Figure):
     commands: ClassVar[tuple[str, ...]] = (
         "fedrecall run --dataset cifar10 --model lenet_cifar --algorithm fedavg --partition dirichlet:0.5 "
         "--clients 10 --sample 10 --rounds 10 --batch-size 64 --local-epochs 5 --lr-decay 1 --augmentation "
-        "crop+flip --auxiliary-per-class 64",
+        "crop+flip",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:

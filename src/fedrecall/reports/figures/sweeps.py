@@ -178,7 +178,8 @@ class LocalEpochs(Sweep):
     commands: ClassVar[tuple[str, ...]] = (
         "fedrecall run --dataset cifar10 --model lenet_cifar --partition dirichlet:0.5 --clients 10 "
         "--sample 10 --rounds 100 --batch-size 64 --lr-decay 1 --augmentation crop+flip "
-        "--auxiliary-per-class 64 --local-epochs [1|5|10|20] --algorithm [fedavg|moon|fedssd]",
+        "--auxiliary-per-class 64 --local-epochs [1|5|10|20] "
+        "--algorithm [fedavg|moon:mu=5,projection=256|fedssd]",
     )
 
 
