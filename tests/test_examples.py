@@ -1,10 +1,12 @@
 """The examples that the documentation shows run as they stand."""
 
+import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
+from tools import reliability
 
 import fedrecall
 from fedrecall import config as configs
@@ -74,3 +76,7 @@ def test_without_its_margin_the_example_is_fedavg():
 def test_equal_weights_are_those_of_fedavg_where_clients_hold_equally_much():
     equal = f"{EXAMPLES / 'fedequal.py'}:FedEqual"
     assert distance(equal, partition="iid") < 1e-6 < 1e-3 < distance(equal, partition="lda:0.1")
+
+
+def test_the_page_on_reliability_is_that_of_its_results():
+    assert reliability.PAGE.read_text() == reliability.page(json.loads(reliability.RESULTS.read_text()))

@@ -34,6 +34,21 @@ plain numpy, to 1e-9, and the clients drawn to the same numbers (`tests/test_rel
 algorithm to its own earlier results (`tests/algorithms/golden.json`). `made.json` in a run folder records versions,
 processor and threads.
 
+## The draws of other people's code
+
+Much research code, FedML's and FedNTD's among it, seeds the global generators of Python and NumPy: once for who holds
+how much of which class, and with the round's number for its clients. Every trial then meets the same clients in the
+same order, and where a run ends depends on whom the last rounds draw. `--global-seed` gives such a federation, so that
+a published number can be compared without that luck:
+
+    fedrecall run --dataset cifar10 --partition lda:0.1 --clients 100 --sample 10 --global-seed 19940817
+
+has FedNTD's LDA 0.1, class by class and client by client, and its clients in each of the 200 rounds; it works with
+`lda`, and with `shards` if no shard mixes classes. `--seed` still changes the initial model, the batches and the
+augmentation. The numbers are those of the authors' code (`python benchmarks/arbiter/draws.py --code CLONE` compares
+them). Which examples of a class a client has is our own draw, one for each `--global-seed`. It cannot go with `private`:
+clients that everybody can foresee are not hidden by being drawn.
+
 ## What a client's data may be
 
 | client | outcome |
