@@ -200,6 +200,10 @@ def test_data_that_is_not_here_leaves_out_what_needs_it_alone(call, root):
     )
     assert code == 0
     assert "left out: the data set cinic10 cannot be had" in said
+    columns = "cinic10/shard2,cifar100/shard10,cinic10/lda0.1,cifar100/lda0.1"
+    code, said, error = call("reproduce", "fedntd/table1", *words, "--columns", columns, "--seeds", 2)
+    assert code == 2
+    assert said.count("left out: ") == 2  # each data set once
     code, _, error = call("reproduce", "fedntd/table1", *words, "--columns", "cinic10/shard2")
     assert code == 2
     assert "no data set that this needs" in error

@@ -173,7 +173,9 @@ def _load(
 ) -> Dataset | None:
     key = json.dumps(made.config.dataset, sort_keys=True)
     if key not in loaded:
-        loaded.clear()  # one at a time in memory
+        for other, kept in list(loaded.items()):
+            if kept is not None:  # one at a time in memory; what could not be had is known
+                del loaded[other]
         try:
             found = datasets.load(made.config.dataset, root=root)
             if strange := unlike(made.config, facts(found)):
