@@ -21,6 +21,7 @@ from fedrecall.papers.verdicts import (
     best,
     gain,
     judge,
+    level,
     level_agrees,
     tried,
 )
@@ -128,6 +129,23 @@ def test_a_level_agrees_where_the_last_rounds_swing_as_far_as_what_was_published
     assert not level_agrees(CELL, Results([]))
 
 
+def test_a_level_swings_from_round_to_round_not_from_seed_to_seed():
+    """Two seeds three points apart, each within half a point of its own mean."""
+    runs = [
+        outcome(CELL, ending(*(mean + 0.5 * (-1) ** k for k in range(20))), seed=seed)
+        for seed, mean in enumerate((52.61 + 1.0, 52.61 + 4.0))
+    ]
+    found = level(CELL, Results(runs))
+    assert found.mean == pytest.approx(52.61 + 2.5)
+    assert found.std == pytest.approx(0.5 * math.sqrt(20 / 19))
+    assert not level_agrees(CELL, Results(runs))
+
+
+def test_a_level_is_that_of_the_rounds_that_count():
+    longer = outcome(CELL, ending(40.0, rounds=200) + [90.0] * 20)
+    assert level(CELL, Results([longer])).mean == pytest.approx(40.0)
+
+
 def test_gains_with_a_switch_are_over_the_baseline_with_it():
     switch = load_paper("fedntd").variant("augmented-test")
     runs = [
@@ -141,7 +159,7 @@ def test_gains_with_a_switch_are_over_the_baseline_with_it():
 
 
 def test_forgetting_may_be_off_by_its_rounding():
-    for value, word in ((0.449, REPRODUCED), (0.411, REPRODUCED), (0.46, NOT_REPRODUCED)):
+    for value, word in ((0.454, REPRODUCED), (0.406, REPRODUCED), (0.456, NOT_REPRODUCED)):
         run = outcome(CELL, ending(52.0), forgetting=[0.9] * 199 + [value])
         assert verdict(run, quantity="forgetting").word == word
 
@@ -244,6 +262,8 @@ def test_failed_seeds_count():
         assert (v.word, v.failed, v.measured.summary.n) == (word, 2, 1)
     runs = [outcome(failing, ending(44.6), seed=s) for s in (1, 2)] + [outcome(failing, [9.0], failed="NaN")]
     assert verdict(*runs, cell=failing).word == NOT_REPRODUCED
+    runs = [outcome(failing, ending(10.0), seed=s) for s in (1, 2)] + [outcome(failing, [9.0], failed="NaN")]
+    assert verdict(*runs, cell=failing).word == REPRODUCED  # chance is a failure, too
 
 
 def test_a_switch_for_one_method_leaves_the_baseline_as_it_is():

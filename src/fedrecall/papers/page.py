@@ -64,11 +64,11 @@ were played and the mean lies within {SPREADS:g} standard deviations, the larger
 ours; where a table gives none, the one that another table gives the same number of the same runs, else the
 median of those that the paper gives, or {UNKNOWN_STD:g} point if it gives none at all.
 **Last {LEVEL} rounds** is the mean accuracy of so many rounds up to the last one played, and its standard
-deviation from round to round. The clients of a single round move accuracy by that much, and published spreads
-leave it out, because all trials draw the same clients; a cell that is not reproduced, but whose published
-accuracy is within one such deviation of this mean, says that **its level agrees**.
-Forgetting may be off by 0.02, which is what its two published digits and one class in ten account for,
-rounds to an accuracy by 10, and a ratio of times by 0.3.
+deviation from round to round, within a seed. The clients of a single round move accuracy by that much, and
+published spreads leave it out, because all trials draw the same clients; a cell that is not reproduced, but
+whose published accuracy is within one such deviation of this mean, says that **its level agrees**.
+Numbers are compared as they are shown. Forgetting may be off by 0.02, which is what its two published
+digits and one class in ten account for, rounds to an accuracy by 10, and a ratio of times by 0.3.
 **Unfinished** rows were stopped early, and say after which round; the learning rate still falls and the
 model still learns until the last one, so they decide nothing. A method with the name of a **switch** behind
 it was run with another reading of what its paper leaves open (`--switch`), said above the tables (of a cell

@@ -20,6 +20,9 @@ LEVEL = 20
 FAILED = 10.0 + 2.0
 """Up to which accuracy a run counts as failed: two points above chance (all such cells have ten classes)."""
 
+ROUNDING = 1e-9
+"""Of a difference of two numbers with a few digits, in floating point."""
+
 NOT_RUN, PARTIAL, REPRODUCED, NOT_REPRODUCED = "not run", "unfinished", "reproduced", "not reproduced"
 WITH_SWITCH = "reproduced with a switch"
 STAND_IN = "a stand-in"
@@ -87,17 +90,21 @@ def judge(
     value = published.value if published else None
     std = paper.spread(cell, quantity)
     measured = measure(table, cell, quantity, results, variant)
-    failed = sum(run.failed is not None for run in results.of(cell.config(variant=variant)).values())
+    runs = results.of(cell.config(variant=variant)).values()
+    failed = sum(run.failed is not None for run in runs)
 
     def said(word: str, allowed: float | None = None) -> Verdict:
         return Verdict(value, std, measured, word, allowed, failed)
 
     if QUANTITIES[quantity].to_baseline and cell.method == table.baseline:
-        begun = any(run.done for run in results.of(cell.config(variant=variant)).values())
+        begun = any(run.done for run in runs)
         return Verdict(value, std, None, "" if begun else NOT_RUN, None, failed)
     if quantity == "accuracy" and failed:
-        came_through = measured.summary.n if measured is not None else 0
-        return said(REPRODUCED if cell.failed and failed >= came_through else NOT_REPRODUCED)
+        rounds = cell.config(variant=variant).rounds
+        through = [r.accuracy[rounds - 1] for r in runs if r.failed is None and r.done >= rounds]
+        at_chance = sum(100 * accuracy <= FAILED for accuracy in through)
+        as_published = cell.failed and failed + at_chance >= len(through) - at_chance
+        return said(REPRODUCED if as_published else NOT_REPRODUCED)
     if measured is None:
         return said(NOT_RUN)
     if not measured.complete:
@@ -109,8 +116,9 @@ def judge(
     if quantity in table.of_something_else or (variant is not None and variant.stand_in):
         return said(STAND_IN)
     allowed = tolerance(paper, quantity, std, measured.summary.std)
-    near = abs(measured.summary.mean - value) <= allowed
-    return said(REPRODUCED if near else NOT_REPRODUCED, allowed)
+    # As it is shown and published, in so many digits: a difference that is shown as the limit is within it.
+    off = abs(round(measured.summary.mean, QUANTITIES[quantity].digits) - value)
+    return said(REPRODUCED if off <= allowed + ROUNDING else NOT_REPRODUCED, allowed)
 
 
 def tolerance(paper: Paper, quantity: str, published: float | None, ours: float | None) -> float:
@@ -173,15 +181,21 @@ def best(paper: Paper, table: Table, cell: Cell, results: Results) -> str:
 
 
 def level(cell: Cell, results: Results, variant: Variant | None = None) -> Summary | None:
-    """Accuracy % over the last rounds of the cell's runs: how far from round to round it swings.
+    """Accuracy % over the last rounds of the cell's runs, and how far from round to round it swings in one.
 
     What is published is one round's. Its spread over trials hides the swing where all trials have drawn the
     same clients for that round.
     """
     runs = _alive(results.of(cell.config(variant=variant))).values()
-    longest = max((r.done for r in runs), default=0)
-    found = [100 * a for r in runs if r.done == longest for a in r.accuracy[max(0, longest - LEVEL) :]]
-    return summary(found) if found else None
+    last = min(max((r.done for r in runs), default=0), cell.config(variant=variant).rounds)
+    if not last:
+        return None
+    levels = [
+        summary([100 * a for a in r.accuracy[max(0, last - LEVEL) : last]]) for r in runs if r.done >= last
+    ]
+    swings = [found.std for found in levels if found.std is not None]
+    swing = math.sqrt(sum(s * s for s in swings) / len(swings)) if swings else None
+    return Summary(sum(found.mean for found in levels) / len(levels), swing, len(levels))
 
 
 def level_agrees(cell: Cell, results: Results, variant: Variant | None = None) -> bool:
