@@ -73,7 +73,8 @@ $(VENV)/.ready: pyproject.toml $(wildcard constraints.txt)
 	$(call environment,$(VENV))
 	$(call install,$(VENV),.)
 
-# With LOCKED=1 every archive but torch's must have the hash in requirements.lock (see there for which platform).
+# With LOCKED=1 every archive but torch's, and hatchling's which packs this package, must have the hash in
+# requirements.lock (see there for which platform).
 $(TEST_VENV)/.ready: Makefile pyproject.toml $(wildcard constraints.txt requirements.lock)
 	$(call environment,$(TEST_VENV))
 	$(if $(LOCKED),$(TEST_VENV)/bin/python $(PIP) --no-deps --require-hashes -r requirements.lock)

@@ -94,7 +94,8 @@ Made by `python -m tools.supply_chain` on {today}.
   the package follows semantic versions.
 - **Locked**: `constraints.txt` holds the {len(tested)} tested versions; `requirements.lock` holds the same with SHA-256
   hashes ({len(pinned)} packages, none without; torch apart, whose CPU and CUDA archives differ).
-  `make test LOCKED=1` installs nothing whose hash differs. `make lock` resolves both anew.
+  `make test LOCKED=1`, in a clone without `.venv-test`, installs nothing whose hash differs; hatchling, which packs
+  fedrecall itself, is fetched for that without. `make lock` resolves both anew.
 - **No network**: after installation nothing is fetched but data sets that are neither bundled nor in a local copy. A
   test trains, resumes and reports without any network interface (`tests/test_reliability_offline.py`).
 - **Nothing unpickled**: what is read from disk or network is JSON, safetensors, or numpy arrays without objects.
