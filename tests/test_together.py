@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.algorithms.cases import assert_same, experiment
+from tests.algorithms.cases import NETS, assert_same, experiment
 
 from fedrecall import config as configs
 from fedrecall import trees
@@ -74,6 +74,16 @@ def test_data_sets_of_one_name_are_normalised_each_by_its_own():
     for result, own in zip(results, given, strict=True):
         alone = Experiment(run_config, dataset=own).run()
         assert_same(result.weights, alone.weights, 1e-12)
+
+
+def test_networks_that_their_seeds_built_unlike_are_not_one_stack(monkeypatch: pytest.MonkeyPatch):
+    stacks: list[int] = []
+    real = Vectorised.map_all
+    monkeypatch.setattr(Vectorised, "map_all", lambda self, t: stacks.append(len(t)) or real(self, t))
+    runs = [{"algorithm": "fedavg", "seed": s, "model": NETS.replace("Small", "Masked")} for s in (1, 2, 2)]
+    for run, result in zip(runs, run_together(together(runs, rounds=1)), strict=True):
+        assert_same(result.weights, experiment(**run, rounds=1).run().weights, 1e-12)
+    assert stacks == [3, 6]
 
 
 def test_one_stack_holds_everybodys_clients(monkeypatch: pytest.MonkeyPatch):

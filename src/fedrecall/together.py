@@ -6,9 +6,13 @@ those that differ in algorithm, network or data set take turns. Every run is wha
 been alone: the same experiments, the same loop over rounds, the same run folders.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from fedrecall import trees
 from fedrecall.backends import OPTIONS
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.vectorised import Vectorised
@@ -24,7 +28,7 @@ def run_together(experiments: Sequence[Experiment]) -> list[Result]:
     last checkpoint.
     """
     backends: dict[int, Vectorised] = {}
-    groups = group([e.config for e in experiments], [statistics(e) for e in experiments])
+    groups = group([e.config for e in experiments], [had_once(e) for e in experiments])
     works = [e.work for e in experiments]
     results: dict[int, Result] = {}
     stopped: Interrupted | None = None
@@ -71,10 +75,18 @@ def open_vectorised(config: Config, work: Work) -> Vectorised:
     return Vectorised(work, OPTIONS.make(f"vectorised:{options}"))
 
 
-def statistics(experiment: Experiment) -> Any:
-    """What a stack has of its data set once: one of the same name may have been given, with others."""
+def had_once(experiment: Experiment) -> Any:
+    """What a stack has once, though a config does not say all of it.
+
+    A data set of the same name may have been given, with other statistics; and a network may hold
+    what its seed drew when it was built and no weights bring along.
+    """
     data = experiment.federation.dataset
-    return data.shape, data.classes, data.mean.tolist(), data.std.tolist()
+    digest = hashlib.blake2b(digest_size=16)
+    for name, t in trees.leaves(experiment.work.model.unsaved()):
+        digest.update(f"{name} {t.dtype} {list(t.shape)} ".encode())
+        digest.update(t.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return data.shape, data.classes, data.mean.tolist(), data.std.tolist(), digest.hexdigest()
 
 
 def group(configs: Sequence[Config], given: Sequence[Any] | None = None) -> list[list[int]]:

@@ -54,3 +54,17 @@ class Small(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.norm1(self.first(x)))
         return self.fc(self.last(x).mean((2, 3)))
+
+
+class Masked(Small):
+    """Sees a part of each image, which is drawn when the network is built and not among its weights."""
+
+    mask: Tensor
+
+    def __init__(self, classes: int, channels: int):
+        super().__init__(classes, channels)
+        self.register_buffer("mask", torch.rand(channels, 1, 1).round(decimals=1), persistent=False)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.drop(x * self.mask))

@@ -101,6 +101,12 @@ class Model:
             {n: b.clone() for n, b in self._initial.buffers.items()},
         )
 
+    def unsaved(self) -> Params:
+        """The buffers with ``persistent=False``, dropout's keys aside: structure, as it was built."""
+        keys = {f"{name}.key" if name else "key" for name in self._dropouts}
+        known = keys | self._initial.buffers.keys()
+        return {n: b for n, b in self._train.named_buffers() if n not in known}
+
     @property
     def module(self) -> nn.Module:
         """The structure in evaluation mode, to look at; the numbers in it are nobody's."""
