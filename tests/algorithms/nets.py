@@ -28,6 +28,8 @@ def normed(kind: str, channels: int) -> nn.Module:
         return Centred(channels)
     if kind == "group":
         return nn.GroupNorm(channels // 2, channels)
+    if kind == "cumulative":
+        return nn.BatchNorm2d(channels, momentum=None)
     return nn.BatchNorm2d(channels) if kind == "batch" else nn.Identity()
 
 

@@ -96,6 +96,12 @@ def test_running_statistics_that_forward_assigns(algorithm: str):
     assert_visits_agree(Vectorised(work).map(jobs(work)), expected)
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedalign", "fedntd", "moon"])
+def test_batch_norm_that_averages_over_all_batches(algorithm: str):
+    work = ready(algorithm, model=f"{NETS}:norm=cumulative")
+    assert_visits_agree(Vectorised(work).map(jobs(work)), Serial(work).map(jobs(work)))
+
+
 def distance(a: Any, b: Any) -> float:
     """Between two trees, as if each were one vector."""
     left, right = trees.arrays(a), trees.arrays(b)

@@ -66,6 +66,31 @@ def test_more_values_are_pytorchs_own(layer, shape, training, n):
     assert_same(student.buffers, {f"0.{name}": b for name, b in layer.named_buffers()})
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_statistics_over_all_batches_are_pytorchs_own_and_each_ones_own_in_a_stack(dtype):
+    layer = nn.BatchNorm2d(4, momentum=None).to(dtype)
+    model = Model(nn.Sequential(copy.deepcopy(layer)))
+    params, buffers = model.initial()
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+
+    def step(buffers: Params, x: Tensor) -> tuple[Tensor, Params]:
+        student = model.student(buffers, KEY)
+        return student(params, x), student.buffers
+
+    batches = images(6, 5, 4, 3, 3).to(dtype)
+    alone = []
+    for x in batches:
+        out, buffers = step(buffers, x)
+        torch.testing.assert_close(out, layer(x))
+        assert_same(buffers, {f"0.{name}": b for name, b in layer.named_buffers()}, tolerance)
+        alone.append((out, buffers))
+    # Three at once that have seen 1, 2 and 3 batches.
+    before = {n: torch.stack([seen[n] for _, seen in alone[:3]]) for n in buffers}
+    out, after = vmap(step)(before, batches[1:4])
+    for i in range(3):
+        assert_same((out[i], {n: b[i] for n, b in after.items()}), alone[i + 1], tolerance)
+
+
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4, track_running_stats=False), nn.GroupNorm(4, 4)], ids=str)
 def test_a_value_that_is_its_own_mean_becomes_the_bias(layer):
     model = Model(nn.Sequential(randomised(layer)))

@@ -6,11 +6,15 @@ to one pixel there is nothing to take batch norm's statistics of, and PyTorch re
 A network that computes in bfloat16 keeps the numbers of its norms in single precision. PyTorch's
 kernels take both types together of plain CPU tensors, but not under ``torch.func``: there a norm
 computes in its own type and gives back that of its input.
+
+Statistics averaged over all batches (``momentum=None``) ask how many there were. PyTorch reads that
+number from its tensor, which ``torch.func`` refuses and for which a GPU must wait; here it stays there.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedrecall.models.kernels import plain
@@ -34,11 +38,25 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
         mine = _in_the_type_of(self.weight if self.affine else self.running_mean, x, self)
         if x.numel() != x.shape[1]:
-            return super().forward(mine).to(x.dtype)
+            cumulative = self.momentum is None and self.training and self.track_running_stats
+            return (self._cumulative(mine) if cumulative else super().forward(mine)).to(x.dtype)
         # Without running statistics the value is its own mean, and the layer gives its bias.
         own, cudnn = self.running_mean is None, torch.backends.cudnn.enabled
         statistics = (self.running_mean, self.running_var, own, 0.0)
         return torch.batch_norm(mine, self.weight, self.bias, *statistics, self.eps, cudnn).to(x.dtype)
+
+    def _cumulative(self, x: Tensor) -> Tensor:
+        """Normalise by the batch, and take its statistics into the mean of those of all so far."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        mean, var = self.running_mean.clone(), self.running_var.clone()  # at momentum 1 the batch's own
+        made = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)
+        share = self.num_batches_tracked.to(mean.dtype).reciprocal()
+        for kept, own in (self.running_mean, mean), (self.running_var, var):
+            kept.add_(share * (own - kept))  # not lerp_, which vmap would do row by row
+        return made
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
