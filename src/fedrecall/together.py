@@ -1,9 +1,10 @@
 """Several runs at once: their rounds in step, the visits of all of them as one stack.
 
 A round of one federation is often too small a piece of work for a GPU. Runs that differ only in
-seed, partition, learning rate and the like (a comparison's repetitions) are trained as one stack;
-those that differ in algorithm, network or data set take turns. Every run is what it would have
-been alone: the same experiments, the same loop over rounds, the same run folders.
+seed, partition and the like (a comparison's repetitions) are trained as one stack; those that
+differ in the optimiser's numbers, too, share a backend and are a stack each; those that differ in
+algorithm, network or data set take turns. Every run is what it would have been alone: the same
+experiments, the same loop over rounds, the same run folders.
 """
 
 import hashlib
@@ -90,7 +91,10 @@ def had_once(experiment: Experiment) -> Any:
 
 
 def group(configs: Sequence[Config], given: Sequence[Any] | None = None) -> list[list[int]]:
-    """Which runs can be one stack: what they compute in a step must be the same, like what is given."""
+    """Which runs can share a backend: what they compute in a step must be the same, like what is given.
+
+    Of these, each round's clients with the same numbers of the optimiser are one stack.
+    """
     groups: dict[str, list[int]] = {}
     for i, c in enumerate(configs):
         if c.backend.partition(":")[0] not in ("auto", "vectorised"):

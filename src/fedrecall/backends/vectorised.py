@@ -49,7 +49,7 @@ class Options:
     graph: bool = False
     """Record the whole local training as a CUDA graph and replay it (on a GPU only)."""
     lanes: Annotated[int, AT_LEAST_ONE] = 1
-    """Chunks under way at the same time, each on a CUDA stream of its own."""
+    """Chunks begun before the first is finished; with `graph` each on a CUDA stream of its own."""
 
 
 class Part(NamedTuple):
@@ -129,7 +129,7 @@ class Vectorised:
         """The visits of several federations at once.
 
         Their algorithm, network, data set and batch size must be this backend's; seeds,
-        partitions and learning rates may differ.
+        partitions and learning rates may differ. One rate is one stack.
         """
         done: dict[int, Visit] = {}
         left: list[int] = []
@@ -159,7 +159,7 @@ class Vectorised:
         self._graphs.clear()
 
     def _launch(self, tasks: Sequence[tuple[Work, Job]], left: Sequence[int]) -> "_Wave":
-        """Start the training of the next chunks: on a GPU they overlap with each other."""
+        """Start the training of the next chunks: recorded ones overlap with each other."""
         while True:
             size = min(self._chunk or len(left), len(left))
             wave = _Wave(time.perf_counter(), size, [], {})
@@ -394,7 +394,7 @@ class _UnderWay(NamedTuple):
 
 
 class _Wave(NamedTuple):
-    """Chunks that train at the same time."""
+    """Chunks that are begun before the first of them is finished."""
 
     since: float
     size: int
