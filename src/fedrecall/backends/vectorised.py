@@ -360,27 +360,30 @@ class Recorded:
 
     def __init__(self, algorithm: FedAvg, model: Model, plan: Plan, stack: Stack):
         self._inputs: Stack = trees.detached(stack)
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):  # once for real, so that libraries choose their kernels
-            warm: Stack = trees.detached(stack)
-            local_training(algorithm, model, plan, warm, warm.lr)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=self._stream):
-            self._outputs = local_training(algorithm, model, plan, self._inputs, self._inputs.lr)
+        self._device = stack.key.device  # not always torch's current one, which streams and graphs are of
+        with torch.cuda.device(self._device):
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):  # once for real, so that libraries choose their kernels
+                warm: Stack = trees.detached(stack)
+                local_training(algorithm, model, plan, warm, warm.lr)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=self._stream):
+                self._outputs = local_training(algorithm, model, plan, self._inputs, self._inputs.lr)
         self._plan = plan  # the graph reads its tensors
 
     def start(self, stack: Stack) -> tuple[State, Tensor]:
         """Begin to train this stack, which must live until `wait`; the result is valid after that."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            trees.transform(lambda mine, given: mine.copy_(given), self._inputs, stack)
-            self._graph.replay()
+        with torch.cuda.device(self._device):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                trees.transform(lambda mine, given: mine.copy_(given), self._inputs, stack)
+                self._graph.replay()
         return self._outputs
 
     def wait(self) -> None:
         """Let whatever is asked of the device from now on come after the training."""
-        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 class _UnderWay(NamedTuple):
