@@ -22,7 +22,7 @@ from fedrecall import trees
 from fedrecall.data import partitions
 from fedrecall.data.datasets import Split
 from fedrecall.errors import UserError
-from fedrecall.experiment import Experiment, Interrupted, git_revision
+from fedrecall.experiment import Experiment, Interrupted, environment, git_revision
 from fedrecall.measures.accuracy import evaluate
 from fedrecall.records import RunFolder
 
@@ -80,6 +80,13 @@ def test_the_folder_says_what_made_the_run(tmp_path):
     assert torch.__version__.startswith(made["versions"]["torch"].split("+")[0])
     parts, _ = partitions.load(folder / "partition.json", 160)
     assert len(parts) == 8
+
+
+def test_what_made_a_run_names_the_gpu_that_it_ran_on(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device=None: f"GPU {device}")
+    for device, name in [(None, "GPU None"), ("cpu", "GPU None"), ("cuda:1", "GPU cuda:1")]:
+        assert environment(torch.device(device) if device else None)["gpu"] == name
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")

@@ -180,7 +180,7 @@ class Experiment:
             if dataset is not None:
                 partitions.save(folder.path / "partition.json", *describe(self.federation))
         files.write_json(folder.path / "config.json", configs.as_dict(self.config))
-        start = environment() | ({"data": data} if data else {})
+        start = environment(self.model.device) | ({"data": data} if data else {})
         if not starts:
             start["run"] = secrets.token_hex(8)  # what others may know this run by, wherever it is moved
         files.write_json(folder.path / "made.json", [*starts, start])
@@ -670,8 +670,11 @@ def _said(data: Mapping[str, Any]) -> str:
     return f"{data.get('name')} of {data.get('train')} and {data.get('test')} examples{digest}"
 
 
-def environment() -> dict[str, Any]:
-    """What made a result: versions, hardware, git revision, command, time."""
+def environment(device: torch.device | None = None) -> dict[str, Any]:
+    """What made a result: versions, hardware, git revision, command, time.
+
+    Of several GPUs it names ``device``, or the one that torch takes by default.
+    """
     packages = ("fedrecall", "torch", "numpy", "safetensors", "datasets", "ray", "flwr")
     versions = {}
     for name in packages:
@@ -679,7 +682,8 @@ def environment() -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    which = device if device is not None and device.type == "cuda" else None
+    gpu = torch.cuda.get_device_name(which) if torch.cuda.is_available() else None
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
