@@ -2,16 +2,19 @@
 
 import os
 import signal
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.algorithms.cases import NETS, assert_same, experiment
 
 from fedrecall import config as configs
 from fedrecall import trees
 from fedrecall.backends import vectorised
+from fedrecall.backends.backend import Job
 from fedrecall.backends.vectorised import Vectorised
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment, Interrupted
@@ -195,3 +198,26 @@ def test_recorded_trainings_of_one_wave_do_not_take_one_anothers_place(monkeypat
     runs = [{"algorithm": "fedavg", "partition": "iid", "training": {"lr": lr}} for lr in (0.01, 0.1)]
     for run, result in zip(runs, run_together(together(runs)), strict=True):
         assert_same(result.weights, experiment(**run).run().weights, 1e-12)
+
+
+def test_recorded_trainings_of_chunks_that_were_too_large_are_freed(monkeypatch: pytest.MonkeyPatch):
+    stacked, limit = vectorised.stacked, 6
+
+    def small(begun: Any, *args: Any) -> Any:
+        if len(begun) > limit:
+            raise torch.OutOfMemoryError
+        return stacked(begun, *args)
+
+    monkeypatch.setattr(vectorised, "Recorded", Replayed)
+    monkeypatch.setattr(vectorised, "stacked", small)
+    work = experiment(algorithm="fedavg", partition="iid", sample=6).work
+    down = work.algorithm.broadcast(work.model, work.algorithm.start(work.model.initial()), None)
+    jobs = [Job(0, client, 1, down, None) for client in range(6)]
+    backend = Vectorised(work)
+    backend.options = vectorised.Options(graph=True)
+    list(backend.map(jobs))
+    (recorded,) = map(weakref.ref, backend._graphs[0].values())
+    limit = 3
+    list(backend.map(jobs))
+    assert recorded() is None
+    assert backend._graphs

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,40 @@ def test_runs_out_of_memory_and_goes_on_with_smaller_stacks(monkeypatch: pytest.
     monkeypatch.setattr(serial, "visit", nothing_fits)
     with pytest.raises(torch.OutOfMemoryError):
         list(Vectorised(work, Options(chunk=2)).map(jobs(work)))
+
+
+@pytest.mark.parametrize("place", ["finish", "local_training"])
+def test_memory_that_runs_out_later_halves_the_stack_and_all_before_it_is_free(
+    place: str, monkeypatch: pytest.MonkeyPatch
+):
+    work = ready("scaffold")
+    expected = list(Serial(work).map(jobs(work)))
+    tried: list[int] = []
+    stacks: list[weakref.ref[Tensor]] = []
+
+    def watched(begun: Any, *args: Any) -> Any:
+        assert not any(x() is not None for x in stacks)
+        made = stacked(begun, *args)
+        tried.append(len(begun))
+        stacks.append(weakref.ref(made.x))
+        return made
+
+    owner: Any = type(work.algorithm) if place == "finish" else vectorised
+    real = getattr(owner, place)
+
+    def small(*args: Any) -> Any:
+        if tried[-1] > 3:
+            raise torch.OutOfMemoryError
+        return real(*args)
+
+    monkeypatch.setattr(vectorised, "stacked", watched)
+    monkeypatch.setattr(owner, place, small)
+    assert_visits_agree(Vectorised(work).map(jobs(work)), expected)
+    assert tried == [6, 3, 3]
+    if place == "finish":
+        monkeypatch.setattr(owner, place, nothing_fits)
+        with pytest.raises(torch.OutOfMemoryError):
+            list(Vectorised(work).map(jobs(work)))
 
 
 def nothing_fits(*_: Any, **__: Any) -> Any:

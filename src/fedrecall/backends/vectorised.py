@@ -148,8 +148,13 @@ class Vectorised:
         self, tasks: Sequence[tuple[Work, Job]], left: list[int], wave: "_Wave", done: dict[int, Visit]
     ) -> Iterator[Visit]:
         while wave.size:
-            done |= self._collect(tasks, wave)
-            left = left[wave.size :]
+            try:
+                done |= self._collect(tasks, wave)
+                left = left[wave.size :]
+            except torch.OutOfMemoryError:  # a visit is a function of its job: made again, it is the same
+                if not self._halve(wave.size):
+                    raise
+            del wave  # before the next one needs its memory
             wave = self._launch(tasks, left)
         for i in range(len(tasks)):
             yield done.pop(i)
@@ -161,25 +166,43 @@ class Vectorised:
     def _launch(self, tasks: Sequence[tuple[Work, Job]], left: Sequence[int]) -> "_Wave":
         """Start the training of the next chunks: recorded ones overlap with each other."""
         while True:
-            size = min(self._chunk or len(left), len(left))
-            wave = _Wave(time.perf_counter(), size, [], {})
             try:
-                for lane in range(self.options.lanes if size else 0):
-                    under_way: Counter[Any] = Counter()
-                    chunk = left[lane * size : (lane + 1) * size]
-                    begun = {i: self._begin(*tasks[i]) for i in chunk}
-                    for group in self._alike(begun):
-                        if len(group) == 1 and not self.options.graph:
-                            (i,) = group
-                            work, job = tasks[i]
-                            (wave.done[i],) = Serial(work).map([job])
-                        else:
-                            wave.under_way.append(self._train(group, lane, under_way))
-                return wave._replace(size=min(size * self.options.lanes, len(left)))
+                return self._attempt(tasks, left)
             except torch.OutOfMemoryError:
-                if size == 1:
+                if not self._halve(len(left)):
                     raise
-            self._chunk = size // 2
+
+    def _attempt(self, tasks: Sequence[tuple[Work, Job]], left: Sequence[int]) -> "_Wave":
+        # A frame of its own: when it fails for want of memory, what it held is free before the next one.
+        size = self._size(len(left))
+        wave = _Wave(time.perf_counter(), min(size * self.options.lanes, len(left)), [], {})
+        for lane in range(self.options.lanes if size else 0):
+            under_way: Counter[Any] = Counter()
+            chunk = left[lane * size : (lane + 1) * size]
+            begun = {i: self._begin(*tasks[i]) for i in chunk}
+            for group in self._alike(begun):
+                if len(group) == 1 and not self.options.graph:
+                    (i,) = group
+                    work, job = tasks[i]
+                    (wave.done[i],) = Serial(work).map([job])
+                else:
+                    wave.under_way.append(self._train(group, lane, under_way))
+        return wave
+
+    def _size(self, count: int) -> int:
+        return min(self._chunk or count, count)
+
+    def _halve(self, count: int) -> bool:
+        """Whether the chunks that ``count`` clients were divided into can be smaller; then the next are."""
+        size = self._size(count)
+        if size == 1:
+            return False
+        device = self.work.model.device
+        if device.type == "cuda":  # nothing may still read or write what is let go
+            torch.cuda.synchronize(device)
+        self._graphs.clear()  # of larger chunks than will come again; those under way live with their wave
+        self._chunk = size // 2
+        return True
 
     @staticmethod
     def _collect(tasks: Sequence[tuple[Work, Job]], wave: "_Wave") -> dict[int, Visit]:
