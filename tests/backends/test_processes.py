@@ -1,8 +1,12 @@
 """Processes return what serial returns, whatever happens to them."""
 
+import contextlib
+import errno
 import os
+import pickle
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -285,6 +289,66 @@ def test_a_worker_without_memory_is_replaced_and_its_visit_made_again(opened):
     same(backend.map(asked), Serial(w).map(asked))
     assert not alive(poor)
     assert len(backend._workers) == 2
+
+
+@contextlib.contextmanager
+def full_table() -> Iterator[None]:
+    """This process may open no file."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_what_comes_with_memory_is_not_taken_without_it():
+    here, there = map(parcels.Channel, socket.socketpair())
+    parcel = pack({"a": torch.ones(1000)})
+    here.send(parcel)
+    with full_table(), pytest.raises(OSError, match="may not open more files") as caught:
+        there.receive()
+    assert caught.value.errno == errno.EMFILE
+    with pytest.raises(pickle.UnpicklingError, match="without the memory"):
+        unpack(parcel._replace(descriptor=-1))
+    parcel.drop()
+    here.close()
+    there.close()
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_the_limit_of_open_files_ends_the_run_in_a_sentence(rounds, opened):
+    w = work(Scaffold(), workers=2)
+    backend = opened(w)
+    list(opened(w).map(jobs(w)))  # the nursery and whatever torch opens once
+    for _ in range(rounds):
+        list(backend.map(jobs(w)))
+    with full_table(), pytest.raises(UserError, match=r"the limit of open files is reached: .*ulimit -n"):
+        list(backend.map(jobs(w)))
+    same(backend.map(jobs(w)), Serial(w).map(jobs(w)))
+
+
+def test_answers_are_not_made_up_where_the_limit_of_open_files_is_reached_in_between(opened):
+    w = work(workers=1)
+    asked = jobs(w, [1, 4, 3, 0, 2])  # longest first, so that many are left when the first has come
+    found = opened(w).map(asked)  # in a first link every answer comes in memory of its own
+    got = [next(found)]
+    with full_table(), pytest.raises(UserError, match="the limit of open files"):
+        list(found)
+    same(got, list(Serial(w).map(asked[:1])))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
+def test_a_worker_that_may_not_open_files_is_replaced(opened):
+    w = work(workers=2)
+    backend = opened(w)
+    list(backend.map(jobs(w)))
+    poor = backend._workers[0].pid
+    resource.prlimit(poor, resource.RLIMIT_NOFILE, (1, 1))
+    same(backend.map(jobs(w)), Serial(w).map(jobs(w)))  # which begins with the rows for answers
+    assert not alive(poor)
 
 
 def test_workers_survive_the_death_of_the_nursery(opened):

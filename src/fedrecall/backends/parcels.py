@@ -13,6 +13,7 @@ beside one array of the tensors' bytes.
 
 from __future__ import annotations
 
+import errno
 import io
 import mmap
 import os
@@ -101,8 +102,10 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, place: Any) -> Tensor:
         start, dtype, shape, last = place
         size = torch.Size(shape).numel() * dtype.itemsize
-        if size == 0 or self._bytes is None:
+        if size == 0:
             return torch.empty(shape, dtype=dtype)
+        if self._bytes is None:
+            raise pickle.UnpicklingError("a tensor came without the memory that it is in")
         found = self._bytes[start : start + size].view(dtype).view(shape)
         return found.permute(0, 3, 1, 2) if last else found
 
@@ -329,7 +332,8 @@ def _anonymous() -> int:
 
 
 class Channel:
-    """Parcels over one end of a Unix socket pair; EOFError when the other end is gone."""
+    """Parcels over one end of a Unix socket pair; EOFError when the other end is gone, and what the system
+    raises (EMFILE) where a descriptor that came cannot be taken."""
 
     def __init__(self, end: socket.socket):
         self._end = end
@@ -353,13 +357,17 @@ class Channel:
     def receive(self) -> Parcel:
         """Wait for the next parcel."""
         try:
-            header, descriptors, _, _ = socket.recv_fds(self._end, _HEADER.size, 1)
+            header, descriptors, flags, _ = socket.recv_fds(self._end, _HEADER.size, 1)
+            if flags & socket.MSG_CTRUNC:  # Linux drops it without an error
+                raise OSError(errno.EMFILE, "what was sent is lost: this process may not open more files")
             if not header:
                 raise EOFError
             header += self._exactly(_HEADER.size - len(header))
             length, size = _HEADER.unpack(header)
             return Parcel(self._exactly(length), descriptors[0] if descriptors else -1, size)
         except OSError as error:
+            if error.errno == errno.EMFILE:
+                raise
             raise EOFError from error
 
     def close(self) -> None:

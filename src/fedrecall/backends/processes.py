@@ -224,6 +224,17 @@ class Processes:
         if len(jobs) < 2:
             yield from self._serial.map(jobs)
             return
+        try:
+            yield from self._side_by_side(jobs)
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            raise UserError(
+                "the limit of open files is reached: raise it (ulimit -n), or use fewer workers or the "
+                "serial backend, which need fewer."
+            ) from error
+
+    def _side_by_side(self, jobs: Sequence[Job]) -> Iterator[Visit]:
         link = _Link(self.work, jobs, self._arena(len(jobs)), self._stocked(jobs))
         for worker in self._workers:
             worker.down = None  # something else may soon lie where it was
@@ -288,7 +299,7 @@ class Processes:
         if size == 0 or (held and held.places >= places and held.size >= size):
             return
         if held:
-            held.close()
+            self._shelves.pop(name).close()
         self._shelves[name] = Shelf(name, places, size)
 
     def _hand_out(self, link: _Link) -> None:
