@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -195,6 +195,34 @@ def test_a_full_shelf_or_memories_that_outgrow_it_cost_no_more_than_copies(opene
             same(one, other)
     assert len(few._free) + len(few._lent) == 2
     assert len(tight._free) == 20
+
+
+class Diary(NamedTuple):
+    length: torch.Tensor
+    pages: dict[str, torch.Tensor]
+
+
+class Growing(FedAvg):
+    """Remembers nothing at first, and a model from the first visit on."""
+
+    def remember(self, params):
+        return Diary(torch.tensor(0), {})
+
+    def finish(self, model, weights, anchor, memory, data, sgd):
+        up, _ = super().finish(model, weights, anchor, memory, data, sgd)
+        return up, Diary(memory.length + 1, weights.params)
+
+
+def test_memories_that_outgrow_their_shelf_keep_no_file_open(opened):
+    w = work(Growing(), workers=2)
+    backend = opened(w)
+    remembering(w, backend, 2)  # the nursery, the workers, the rows for answers
+    before = len(os.listdir("/dev/fd"))
+    clients = 4 * EVERYONE
+    found = remembering(w, backend, 2, clients)
+    assert len(os.listdir("/dev/fd")) - before < len(clients) / 2
+    for one, other in zip(found, remembering(w, Serial(w), 2, clients), strict=True):
+        same(one, other)
 
 
 def test_what_was_sent_once_may_be_sent_again_after_its_place_went_to_something_else(opened):

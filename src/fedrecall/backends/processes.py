@@ -486,7 +486,7 @@ class _Link:
     def remembered(self, place: int, visit: Visit, worker: Worker) -> Any:
         """A client's new memory, which may stay for long, so it is not left among the answers."""
         if place in self._spares:
-            return unpack(worker.channel.receive(), self._spares.pop(place))
+            return unpack(worker.channel.receive(), self._spares.pop(place), copied=True)
         return trees.detached(visit.memory)
 
     def take(self, place: int, visit: Visit) -> None:
