@@ -5,6 +5,7 @@ import errno
 import os
 import pickle
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -388,6 +389,31 @@ def test_workers_survive_the_death_of_the_nursery(opened):
     os.kill(backend._nursery._process.pid, signal.SIGKILL)
     got += list(found)
     same(got, Serial(w).map(asked))
+
+
+@pytest.mark.parametrize("deaths", [processes.ATTEMPTS, processes.ATTEMPTS + 1])
+def test_workers_that_die_at_their_start_are_counted(deaths, opened, monkeypatch):
+    hired = []
+
+    class Frail(processes.Worker):
+        def __init__(self, *given):
+            assert len(hired) <= processes.ATTEMPTS + 1
+            super().__init__(*given)
+            hired.append(self.pid)
+            if len(hired) <= deaths:
+                os.kill(self.pid, signal.SIGKILL)
+                ended = select.poll()
+                ended.register(self.channel, 0)  # for the end of the line alone
+                assert ended.poll(10_000)
+
+    monkeypatch.setattr(processes, "Worker", Frail)
+    w = work(workers=1)
+    backend = opened(w)
+    if deaths > processes.ATTEMPTS:
+        with pytest.raises(UserError, match="worker processes could not be started"):
+            list(backend.map(jobs(w)))
+        assert not backend._workers
+    same(backend.map(jobs(w)), Serial(w).map(jobs(w)))  # by the worker after those
 
 
 def alive(pid: int) -> bool:

@@ -316,20 +316,17 @@ class Processes:
                 try:
                     idle = [self._hire()]
                 except (Gone, EOFError):
-                    link.nurseries += 1
-                    if link.nurseries > ATTEMPTS:
-                        raise UserError(
-                            "worker processes could not be started; their messages are above. Use the "
-                            "serial backend if this machine forbids them."
-                        ) from None
+                    link.stillborn()
                     self._restart()
                     link.waiting.extendleft(reversed(link.lost(self._workers)))
                     continue
             worker = idle[0]
             try:
                 link.send(worker, place)
-            except EOFError:  # it died idle
+            except EOFError:  # it died idle, or at its start
                 self._bury(worker)
+                if not worker.ready:
+                    link.stillborn()
                 continue
             link.waiting.popleft()
 
@@ -425,7 +422,7 @@ class _Link:
         self.waiting = deque(sorted(range(len(jobs)), key=lambda place: -sizes[place]))
         self.visits: dict[int, Visit] = {}
         self.ended: Counter[int | None] = Counter()
-        self.nurseries = 0
+        self._stillborn = 0
         self._spares: dict[int, Tensor] = {}
         """Where on its shelf a worker will put what its client remembers."""
         self._sizes = sizes
@@ -436,6 +433,15 @@ class _Link:
     def steps(self, place: int) -> int:
         """Batches in a visit, at least one."""
         return max(1, self.work.recipe.steps(self._sizes[place]))
+
+    def stillborn(self) -> None:
+        """Count a worker, or a nursery, that died at its start; give up after too many."""
+        self._stillborn += 1
+        if self._stillborn > ATTEMPTS:
+            raise UserError(
+                "worker processes could not be started; their messages are above. Use the serial backend if "
+                "this machine forbids them."
+            ) from None
 
     def lost(self, workers: list[Worker]) -> list[int]:
         """The jobs of workers that ended with their nursery."""
