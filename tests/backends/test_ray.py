@@ -1,6 +1,7 @@
 """A Ray cluster returns what serial returns, whatever happens to its actors and nodes."""
 
 import contextlib
+import errno
 import importlib.util
 import os
 import signal
@@ -25,7 +26,7 @@ from fedrecall.algorithms.scaffold import Scaffold
 from fedrecall.backends import OPTIONS, open_backend, ray_cluster
 from fedrecall.backends.backend import Work
 from fedrecall.backends.parcels import Folded, fold, unfold
-from fedrecall.backends.ray_cluster import Cluster, Options, RayCluster
+from fedrecall.backends.ray_cluster import Actor, Cluster, Options, Places, RayCluster
 from fedrecall.backends.serial import Serial
 from fedrecall.data.store import Split
 from fedrecall.errors import UserError
@@ -177,6 +178,7 @@ def test_a_lost_node_is_done_without_until_there_is_another(cluster, opened):
         ("plain", ZeroDivisionError, "in a hook"),
         ("user", UserError, "do this instead"),
         ("dies", UserError, "ended its actor 2 times"),
+        ("greedy", UserError, "ended its actor 2 times"),
     ],
 )
 def test_an_exception_in_a_hook_arrives(kind, error, words, opened, monkeypatch):
@@ -184,6 +186,33 @@ def test_an_exception_in_a_hook_arrives(kind, error, words, opened, monkeypatch)
     w = work(Raises(kind), workers=1)
     with pytest.raises(error, match=words):
         list(opened(w).map(jobs(w)))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda: Actor().take_up(Places([], {}), fold(None), fold(None)),
+        lambda: Actor().visit(1, fold(None), fold(None), 1, 0),
+        lambda: ray_cluster._answer(None),
+    ],
+    ids=["take_up", "visit", "answer"],
+)
+def test_an_actor_that_is_refused_memory_ends_so_that_another_one_tries(step, monkeypatch):
+    class Left(BaseException):
+        """In place of this process's end."""
+
+    def leave(code: int) -> None:
+        raise Left(code)
+
+    def refuse(*given: Any, **named: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(ray_cluster, "unfold", refuse)
+    monkeypatch.setattr(ray_cluster, "fold", refuse)
+    with pytest.raises(Left) as caught:
+        step()
+    assert caught.value.args == (errno.ENOMEM,)
 
 
 @needs_ray

@@ -13,6 +13,7 @@ they hold of a run is freed when it ends.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import itertools
 import os
@@ -36,7 +37,7 @@ from fedrecall.backends.parcels import Folded, Unsendable, fold, unfold
 from fedrecall.backends.processes import ATTEMPTS, PATIENCE, SLOWER, cores, raise_again
 from fedrecall.backends.worker import Failed, told
 from fedrecall.data.store import Split
-from fedrecall.errors import UserError
+from fedrecall.errors import UserError, lacks_memory
 from fedrecall.specs import POSITIVE
 from fedrecall.training import Visit, visit
 
@@ -80,7 +81,7 @@ class Actor:
                 specs.load_source(path, source, "actor")
             self._fixed = (*unfold(work), unfold(data, copy=False))
         except Exception as error:
-            return _answer(told(error))
+            return _answer(_told(error))
         return _answer(None)
 
     def put_down(self) -> None:
@@ -106,14 +107,26 @@ class Actor:
                 client=client,
             )
         except Exception as error:
-            made = told(error)
+            made = _told(error)
         return _answer(made)
+
+
+def _told(error: Exception) -> Failed:
+    _leave_without_memory(error)
+    return told(error)
+
+
+def _leave_without_memory(error: Exception) -> None:
+    """End this process if there is no memory left for it: another one tries."""
+    if lacks_memory(error):
+        os._exit(errno.ENOMEM)
 
 
 def _answer(made: Any) -> Folded:
     try:
         return fold(made)
     except Exception as error:
+        _leave_without_memory(error)
         if isinstance(made, Failed):  # an exception that cannot be pickled: its text can
             return fold(Failed(None, made.text))
         kind = Unsendable if isinstance(error, Unsendable) else TypeError
