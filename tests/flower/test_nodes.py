@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
 from safetensors.torch import load, save
 from tests.flower.grids import Grid
 
@@ -613,13 +613,20 @@ def test_with_enough_clients_the_run_goes_on_without_the_others(tmp_path, caplog
     assert "2 of 3 clients are here" in caplog.text
 
 
+def moved(held: dict[int, dict[str, object]], node: int, sent: Metadata) -> bool:
+    """Whether this is node 1000 in round 2, which then is gone and comes back as node 5."""
+    if sent.message_type != "train" or sent.group_id != "2" or node != 1000:
+        return False
+    held[5] = held.pop(1000)
+    return True
+
+
 def test_a_client_that_comes_back_under_another_id_takes_part_again(tmp_path):
     held = nodes(tmp_path)
 
     def tamper(node: int, reply: Message) -> Message | None:
         sent = grid.sent[-1].metadata
-        if sent.message_type == "train" and sent.group_id == "2" and node == 1000:
-            held[5] = held.pop(1000)
+        if moved(held, node, sent):
             return None
         return reply
 
@@ -634,8 +641,7 @@ def test_a_client_that_is_slow_to_say_who_it_is_takes_part_again(tmp_path):
 
     def tamper(node: int, reply: Message) -> Message | None:
         sent = grid.sent[-1].metadata
-        if sent.message_type == "train" and sent.group_id == "2" and node == 1000:
-            held[5] = held.pop(1000)
+        if moved(held, node, sent):
             return None
         if node == 5 and sent.message_type == "query":
             late[sent.message_id] = reply
@@ -656,8 +662,7 @@ def test_a_question_that_has_expired_is_asked_again(tmp_path):
 
     def tamper(node: int, reply: Message) -> Message | None:
         sent = grid.sent[-1].metadata
-        if sent.message_type == "train" and sent.group_id == "2" and node == 1000:
-            held[5] = held.pop(1000)
+        if moved(held, node, sent):
             return None
         if node == 5 and sent.message_type == "query":
             questions.append(sent.message_id)
