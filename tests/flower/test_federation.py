@@ -152,6 +152,8 @@ def test_a_federation_goes_on_after_server_and_node_were_stopped(federation):
 
 
 def test_a_node_that_vanishes_in_a_round_is_left_out(federation):
+    for name in RUNS:  # whose tests may not have run; theirs would be the message that is waited for
+        federation.wait_for(name, rounds=2)
     seen = federation.log("node2").count("Receiving: train")
     federation.run("vanished", timeout=6.0, min_clients=2, training__local_epochs=60)
     federation.until(
@@ -168,6 +170,8 @@ def test_a_node_that_vanishes_in_a_round_is_left_out(federation):
 def test_a_node_that_sends_more_than_is_declared_is_left_out(federation, tmp_path):
     federation.register(make_key(tmp_path / "another"))  # the SuperLink takes a minute to see that one died
     federation.keys[2] = tmp_path / "another"
+    if "node2" in federation.processes:
+        federation.stop("node2", signal.SIGKILL)
     federation.begin(2, LIAR)
     federation.run("lied", rounds=1)
     federation.wait_for("lied", 1)
