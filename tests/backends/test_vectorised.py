@@ -339,7 +339,9 @@ def test_batches_of_one_example_where_the_last_map_is_one_pixel(algorithm: str, 
     work = replace(work, federation=replace(work.federation, parts=parts))
     found = list(Vectorised(work).map(jobs(work)))
     assert [(v.examples, v.failure) for v in found] == [(n, None) for n in sizes]
-    assert_visits_agree(found, Serial(work).map(jobs(work)))
+    # Group norm over two values that are nearly alike divides by their difference: a rounding error in the
+    # first weights grows to 1e-11 here, in the serial backend alone.
+    assert_visits_agree(found, Serial(work).map(jobs(work)), 1e-10 if norm == "group" else 1e-12)
 
 
 def test_an_upload_does_not_keep_the_stack_alive():
