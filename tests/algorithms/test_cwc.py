@@ -6,6 +6,7 @@ from tests.algorithms.cases import experiment
 from tests.algorithms.test_all import moment, play
 
 from fedrecall.algorithms.fisher import diagonal_fisher
+from fedrecall.algorithms.hooks import Sgd
 
 
 def normalised_fisher(run, visit):
@@ -79,5 +80,28 @@ def test_a_client_that_is_certain_of_everything_adds_nothing():
     params[last[0]] = torch.zeros_like(params[last[0]])
     params[last[1]] = torch.tensor([1e4, 0.0, 0.0, 0.0], dtype=torch.float64)
     local.y = torch.zeros_like(local.y)
-    up, _ = run.algorithm.finish(run.model, down.weights._replace(params=params), anchor, memory, local, None)
+    weights, sgd = down.weights._replace(params=params), Sgd(lr=0.1, momentum=0.0, weight_decay=0.0, steps=1)
+    up, _ = run.algorithm.finish(run.model, weights, anchor, memory, local, sgd)
     assert all(bool((o == 0).all()) for o in up.importance.values())
+
+
+def test_a_pull_that_steps_could_not_follow_is_no_greater_than_they_can():
+    """With lr lambda Omega > 2 every step would end further from the model that arrived than it began."""
+    run = experiment("cwc:lam=1e6", training={"momentum": 0.0, "lr": 0.1})
+    played = play(run, [3, 0, 1], 1)
+    assert [v.failure for v in played.visits] == [None] * 3
+    for visit in played.visits:
+        greatest = max(float(o.max()) for o in visit.up.importance.values())
+        assert greatest == pytest.approx(1 / (0.1 * 1e6), rel=1e-12)
+    # So bounded, the pull alone takes a parameter back in one step.
+    down, memory, local, _ = moment(run)
+    held = {n: torch.full_like(p, 1 / (0.1 * 1e6)) for n, p in down.weights.params.items()}
+    anchor = run.algorithm.prepare(run.model, down._replace(importance=held), memory, local)
+    moved = {n: (p + 0.3).requires_grad_() for n, p in down.weights.params.items()}
+    student = run.model.student(down.weights.buffers, torch.tensor(0))
+    batch = moment(run)[3]
+    loss = run.algorithm.loss(student, moved, anchor, batch)
+    plain = torch.nn.functional.cross_entropy(student(moved, batch.x), batch.y)
+    pulls = torch.autograd.grad(loss - plain, list(moved.values()))
+    for p, pull, arrived in zip(moved.values(), pulls, down.weights.params.values(), strict=True):
+        torch.testing.assert_close(p - 0.1 * pull, arrived, rtol=1e-9, atol=1e-9)

@@ -1,5 +1,6 @@
 """CWC."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -51,7 +52,10 @@ class CWC(FedSeq):
     CE + (lambda/2) sum_i Omega_i (w_i - w_i^in)^2. The importance Omega travels along: every client
     adds its diagonal Fisher information, normalised to mean 1 so that lambda means the same for
     every model and at any stage of training; a round starts with sigma Omega. Chains that train
-    side by side each carry their own, which are averaged like the models.
+    side by side each carry their own, which are averaged like the models. No entry grows beyond
+    1 / (lr lambda), with which one step takes a parameter all the way back: where a few parameters
+    have nearly all of the Fisher information, as in a deep network that still predicts chance,
+    their pull would else throw them further away with every step.
     """
 
     lam: Annotated[float, NON_NEGATIVE] = 1e-3
@@ -83,12 +87,15 @@ class CWC(FedSeq):
     def finish(
         self, model: Model, weights: Weights, anchor: Anchor, memory: object, data: LocalData, sgd: Sgd
     ) -> tuple[Up, object]:
-        """Omega + F, F normalised to mean 1."""
+        """Omega + F, F normalised to mean 1, as far as steps of this length can follow its pull."""
         fisher = diagonal_fisher(model, weights, data, self.s)
+        tiny = torch.finfo(torch.float32).tiny  # 1 / a number below is infinite
         mean = sum(f.sum() for f in fisher.values()) / sum(f.numel() for f in fisher.values())
-        # A client whose every example is certain adds nothing; 1 / a number below is infinite.
-        scale = 1 / mean if mean >= torch.finfo(torch.float32).tiny else 0.0
-        return Up(weights, {n: o + scale * fisher[n] for n, o in anchor.importance.items()}), memory
+        scale = 1 / mean if mean >= tiny else 0.0  # a client whose every example is certain adds nothing
+        step = sgd.lr * self.lam
+        most = 1 / step if step >= tiny else math.inf
+        importance = {n: (o + scale * fisher[n]).clamp(max=most) for n, o in anchor.importance.items()}
+        return Up(weights, importance), memory
 
     def relay(self, down: Down, up: Up) -> Down:
         """Model and importance go on together."""
