@@ -33,7 +33,7 @@ SETS = {
     ],
     "chains": ["fedseq@1", "fedseq@2", "fedseq@5", "fedseq@10", "sfedkd@1", "sfedkd@2", "sfedkd@5"],
     "tau": ["sfedkd", "sfedkd:tau=2", "sfedkd:tau=4"],
-    "cwc": [f"cwc:lam={lam},sigma={sigma}" for lam in (1e-4, 1e-3, 1e-2) for sigma in (0.5, 0.9)],
+    "cwc": [f"cwc:lam={lam},sigma={sigma}" for lam in (1e-4, 1e-3, 1e-2, 1e-1) for sigma in (0.5, 0.9)],
     "disclosure": [
         "sfedkd",
         "sfedkd:share=grid,grid=4",
