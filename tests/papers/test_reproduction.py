@@ -307,16 +307,34 @@ def test_a_stack_of_seeds_gives_what_each_gives_alone(root, tmp_path):
         assert many[seed].accuracy == pytest.approx(one[seed].accuracy, abs=0.026)  # one picture of 40
 
 
-def test_the_time_left_is_that_of_the_rounds_left():
-    now = [0.0]
-    said = []
-    pace = Pace(said.append, 10, clock=lambda: now[0])
-    pace.begin({}, [{}] * 4)  # resumed: six are left
-    assert pace.text() == "6 rounds to play"
-    for _ in range(2):
-        now[0] += 40.0
-        pace.record({})
-    assert said == ["2 of 6 rounds played, about 3 min left"]  # at most one a minute; 4 rounds of 40 s
+def test_the_time_left_is_that_of_the_rounds_left(tmp_path):
+    now, said = [0.0], []
+    cells = TABLE1.choose(["cifar10/shard2"], ["fedavg", "fedntd"])
+    plans = plan(TABLE1, cells, range(2), Results(), tmp_path, rounds=6)  # 24 rounds
+    pace = Pace(said.append, plans, clock=lambda: now[0])
+    fedavg, fedntd, fedavg1, fedntd1 = (pace.of(p) for p in plans)
+
+    def play(run, rounds, seconds):
+        for _ in range(rounds):
+            now[0] += seconds
+            run.record({})
+
+    fedavg.begin({}, [{}] * 4)  # resumed: two are left
+    assert pace.text() == "20 rounds to play"
+    play(fedavg, 2, 40.0)
+    assert said == ["2 of 20 rounds played, about 12 min left"]  # at most one a minute; 18 rounds of 40 s
+    pace.over(plans[:1])
+    fedntd.begin({}, [])
+    play(fedntd, 5, 100.0)
+    assert said[-1] == "7 of 20 rounds played, about 16 min left"  # 7 like these, 6 like FedAvg's
+    pace.over(plans[1:2])  # it failed, its last round is not played
+    fedavg1.begin({}, [])
+    play(fedavg1, 6, 10.0)
+    assert said[-1] == "13 of 19 rounds played, about 10 min left"  # six of FedNTD's 100 s
+    fedntd1.begin({}, [{}] * 3)  # once more, a stack of seeds was undone: what is there is not played again
+    fedntd1.begin({}, [{}] * 3)
+    play(fedntd1, 1, 70.0)
+    assert said[-1] == "14 of 16 rounds played, about 3 min left"  # two of 95 s
     assert [duration(s) for s in (40.2, 89.0, 720, 11_100)] == ["40 s", "89 s", "12 min", "3 h 05 min"]
 
 

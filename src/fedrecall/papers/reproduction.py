@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,36 +105,70 @@ def stacks(plans: Sequence[Plan]) -> list[list[Plan]]:
 
 
 class Pace:
-    """A sink that says how far all runs together are, and about how long the rest will take."""
+    """How far all runs together are, and about how long the rest will take.
+
+    A method's rounds cost what those of its own have cost so far, of whatever seed; one that has not begun,
+    what all have cost on average.
+    """
 
     EVERY = 60.0
 
-    def __init__(self, say: Say, total: int, clock: Callable[[], float] = time.monotonic):
-        """``total``: rounds that all runs have left."""
-        self._say, self._total, self._clock = say, total, clock
-        self._played, self._since, self._told = 0, clock(), clock()
+    def __init__(self, say: Say, plans: Sequence[Plan], clock: Callable[[], float] = time.monotonic):
+        self._say, self._clock = say, clock
+        self._left = {p.folder: p.config.rounds for p in plans}
+        self._kinds = {p.folder: identity(p.config) for p in plans}
+        self._played: Counter[str] = Counter()
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._last = self._told = clock()
 
-    def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
-        """A run starts."""
-        self._total -= len(history)  # resumed: these need not be played
+    def of(self, made: Plan) -> Sink:
+        """A sink that counts a run's rounds."""
+        return _Counted(self, made)
 
-    def record(self, record: Mapping[str, Any]) -> None:
-        """A round was played."""
-        self._played += 1
-        if self._clock() - self._told >= self.EVERY:
-            self._told = self._clock()
+    def begin(self, made: Plan, done: int) -> None:
+        """A run starts, or goes on after so many rounds, which need not be played."""
+        self._left[made.folder] = made.config.rounds - done
+
+    def round(self, made: Plan) -> None:
+        """A round of a run was played."""
+        now, kind = self._clock(), self._kinds[made.folder]
+        self._left[made.folder] -= 1
+        self._played[kind] += 1
+        self._seconds[kind] += now - self._last
+        self._last = now
+        if now - self._told >= self.EVERY:
+            self._told = now
             self._say(self.text())
 
-    def end(self) -> None:
-        """A run is over."""
+    def over(self, stack: Sequence[Plan]) -> None:
+        """Of these runs nothing is played any more."""
+        for made in stack:
+            self._left[made.folder] = 0
+        self._last = self._clock()
 
     def text(self) -> str:
         """How far, and how long still."""
-        left = max(self._total - self._played, 0)
-        if not self._played:
+        left, played = sum(self._left.values()), self._played.total()
+        if not played:
             return f"{left:,} rounds to play"
-        seconds = (self._clock() - self._since) / self._played * left
-        return f"{self._played:,} of {self._total:,} rounds played, about {duration(seconds)} left"
+        usual = sum(self._seconds.values()) / played
+        cost = {kind: self._seconds[kind] / n for kind, n in self._played.items()}
+        seconds = sum(n * cost.get(self._kinds[folder], usual) for folder, n in self._left.items())
+        return f"{played:,} of {played + left:,} rounds played, about {duration(seconds)} left"
+
+
+class _Counted(Sink):
+    def __init__(self, pace: Pace, made: Plan):
+        self._pace, self._made = pace, made
+
+    def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
+        self._pace.begin(self._made, len(history))
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        self._pace.round(self._made)
+
+    def end(self) -> None:
+        pass
 
 
 def duration(seconds: float) -> str:
@@ -156,15 +191,17 @@ def carry_out(
     None is made on other data than the paper's: a part of them, say, under their name.
     """
     left_out: list[str] = []
-    pace = Pace(say, sum(p.config.rounds for p in plans))
+    pace = Pace(say, plans)
     shown = progress(len(plans))
     loaded: dict[str, Dataset | None] = {}
     for stack in stacks(plans):
         dataset = _load(stack[0], loaded, left_out, data_root)
         if dataset is None:
+            pace.over(stack)
             continue
         say(", ".join(p.label for p in stack) + f": {stack[0].folder.parent.name}; {pace.text()}")
         _run(stack, dataset, results, pace, shown, say)
+        pace.over(stack)
     return left_out
 
 
@@ -191,7 +228,7 @@ def _run(stack: Sequence[Plan], dataset: Dataset, results: Path, pace: Pace, sho
     experiments, keepers, made = [], [], environment() | {"data": facts(dataset)}
     for number, p in enumerate(stack):
         keeper = Keeper(p.config, results, made)
-        sinks: list[Sink] = [keeper, pace] if number else [keeper, pace, shown]
+        sinks = [keeper, pace.of(p)] if number else [keeper, pace.of(p), shown]
         experiments.append(Experiment(p.config, p.folder, resume=True, dataset=dataset, sinks=sinks))
         keepers.append(keeper)
     try:
