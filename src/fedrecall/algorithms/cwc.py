@@ -12,6 +12,7 @@ from fedrecall.algorithms.fisher import diagonal_fisher
 from fedrecall.algorithms.hooks import Cohort, Sgd
 from fedrecall.batches import Batch, LocalData
 from fedrecall.models.model import Model, Params, Student, Weights
+from fedrecall.penalties import quadratic
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, UNIT
 
 
@@ -79,9 +80,7 @@ class CWC(FedSeq):
 
     def loss(self, model: Student, params: Params, anchor: Anchor, batch: Batch) -> Tensor:
         """Cross-entropy plus the pull on what mattered."""
-        pull = sum(
-            (anchor.importance[n] * (p - anchor.weights.params[n]).square()).sum() for n, p in params.items()
-        )
+        pull = quadratic(params, anchor.weights.params, anchor.importance)
         return super().loss(model, params, anchor, batch) + self.lam / 2 * pull
 
     def finish(

@@ -11,6 +11,7 @@ from fedrecall.algorithms.fisher import diagonal_fisher
 from fedrecall.algorithms.hooks import Cohort, Sgd
 from fedrecall.batches import Batch, LocalData
 from fedrecall.models.model import Model, Params, Student, Weights
+from fedrecall.penalties import inner, quadratic
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE
 
 
@@ -90,11 +91,9 @@ class FedCurv(FedAvg):
 
     def loss(self, model: Student, params: Params, anchor: Anchor, batch: Batch) -> Tensor:
         """Cross-entropy plus lambda sum_i (U_i w_i^2 - 2 V_i w_i)."""
-        total = super().loss(model, params, anchor, batch)
-        for n, w in params.items():
-            u, v = anchor.others.importance[n], anchor.others.weighted[n]
-            total = total + self.lam * (w * (u * w - 2 * v)).sum()
-        return total
+        u, v = anchor.others
+        penalty = quadratic(params, curvature=u) - 2 * inner(params, v)
+        return super().loss(model, params, anchor, batch) + self.lam * penalty
 
     def finish(
         self, model: Model, weights: Weights, anchor: Anchor, memory: Memory, data: LocalData, sgd: Sgd

@@ -10,6 +10,7 @@ from fedrecall.algorithms.fedavg import Down, FedAvg, Up
 from fedrecall.algorithms.hooks import Cohort, Sgd
 from fedrecall.batches import Batch, LocalData
 from fedrecall.models.model import Model, Params, Student, Weights
+from fedrecall.penalties import inner, quadratic
 from fedrecall.specs import POSITIVE
 
 
@@ -61,11 +62,9 @@ class FedDyn(FedAvg):
 
     def loss(self, model: Student, params: Params, anchor: Anchor, batch: Batch) -> Tensor:
         """Cross-entropy, minus the linear term, plus the proximal term."""
-        total = super().loss(model, params, anchor, batch)
-        for n, w in params.items():
-            drift = (w - anchor.weights.params[n]).square().sum()
-            total = total - (anchor.gradient[n] * w).sum() + self.alpha / 2 * drift
-        return total
+        linear = inner(params, anchor.gradient)
+        drift = quadratic(params, anchor.weights.params)
+        return super().loss(model, params, anchor, batch) - linear + self.alpha / 2 * drift
 
     def finish(
         self, model: Model, weights: Weights, anchor: Anchor, memory: Memory, data: LocalData, sgd: Sgd

@@ -8,6 +8,7 @@ from torch import Tensor
 from fedrecall.algorithms.fedavg import Anchor, FedAvg
 from fedrecall.batches import Batch
 from fedrecall.models.model import Params, Student
+from fedrecall.penalties import quadratic
 from fedrecall.specs import NON_NEGATIVE
 
 
@@ -20,5 +21,5 @@ class FedProx(FedAvg):
 
     def loss(self, model: Student, params: Params, anchor: Anchor, batch: Batch) -> Tensor:
         """Cross-entropy plus the proximal term."""
-        drift = sum((p - anchor.weights.params[n]).square().sum() for n, p in params.items())
+        drift = quadratic(params, anchor.weights.params)
         return super().loss(model, params, anchor, batch) + self.mu / 2 * drift
