@@ -52,6 +52,19 @@ def test_its_gradient_is_twice_curvature_times_gap(centred, curved):
 
 
 @pytest.mark.parametrize(("centred", "curved"), CASES)
+def test_it_may_be_asked_for_its_gradient_again(centred, curved):
+    params, (centre, curvature) = tensors(0), given(centred, curved)
+    before = {n: w.clone() for n, w in params.items()}
+    ws = [w.requires_grad_(True) for w in params.values()]
+    value = quadratic(params, centre, curvature)
+    first = [g.clone() for g in torch.autograd.grad(value, ws, retain_graph=True)]
+    again = torch.autograd.grad(value, ws)
+    for (n, w), g, h in zip(params.items(), first, again, strict=True):
+        torch.testing.assert_close(h, g)
+        assert torch.equal(w, before[n])
+
+
+@pytest.mark.parametrize(("centred", "curved"), CASES)
 def test_gradients_agree_with_differences_of_values_twice(centred, curved):
     params, (centre, curvature) = tensors(0), given(centred, curved)
     names, ws = list(params), [w.requires_grad_(True) for w in params.values()]

@@ -40,15 +40,18 @@ class _Quadratic(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, a: Tensor | None, c: Tensor | None) -> Tensor:
-        gap, ctx.slope = _gap_and_slope(w, a, c)
+        gap, slope = _gap_and_slope(w, a, c)
         ctx.save_for_backward(w, a, c)
-        return torch.dot(gap.reshape(-1), ctx.slope.reshape(-1))
+        ctx.slope = slope if slope is not w else None
+        return torch.dot(gap.reshape(-1), slope.reshape(-1))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        # Whoever goes on to differentiate the gradient needs it as a function of w.
-        slope = _gap_and_slope(*ctx.saved_tensors)[1] if torch.is_grad_enabled() else ctx.slope
-        return 2 * grads[0] * slope, None, None
+        twice = 2 * grads[0]
+        slope, ctx.slope = ctx.slope, None
+        if slope is None or torch.is_grad_enabled():  # asked again, or for what is differentiated further
+            return twice * _gap_and_slope(*ctx.saved_tensors)[1], None, None
+        return slope.mul_(twice), None, None
 
 
 def _gap_and_slope(w: Tensor, a: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor]:
