@@ -1,7 +1,7 @@
 """Functions of the weights themselves, in fewer passes over memory than autograd makes for the same formula.
 
 A penalty is paid at every step and sees every weight: on a CPU, where a step of a small batch is short,
-the formula alone costs half as much as cross-entropy with the whole network.
+the formula alone costs nearly half as much as the rest (docs/log.md).
 """
 
 from __future__ import annotations
