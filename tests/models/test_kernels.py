@@ -1,5 +1,6 @@
 """The faster kernels compute what PyTorch's own do."""
 
+import copy
 import pickle
 import weakref
 
@@ -50,11 +51,16 @@ def test_squares_whose_four_pixels_are_channels_are_pooled_alike(dtype, channels
         assert torch.equal(a, torch.autograd.grad(found, x, g, retain_graph=True, create_graph=again)[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "can"), [(torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)]
+)
 @pytest.mark.parametrize(
     ("kernel", "padding", "bias"), [(5, 0, True), (3, 1, False), (1, 0, True), ((5, 3), (2, 0), True)]
 )
-def test_a_narrow_convolution_with_its_pooling_is_what_the_three_layers_compute(dtype, kernel, padding, bias):
+def test_a_narrow_convolution_with_its_pooling_is_what_the_three_layers_compute(
+    dtype, can, kernel, padding, bias, monkeypatch
+):
+    monkeypatch.setattr(kernels, "MULTIPLIES_BFLOAT16", can)
     conv = nn.Conv2d(3, 6, kernel, padding=padding, bias=bias).to(dtype)
     layers = [conv, nn.ReLU(), nn.MaxPool2d(2)]
     x = torch.randn(4, 3, 12, 14, generator=stream()).to(dtype).contiguous(memory_format=torch.channels_last)
@@ -122,6 +128,57 @@ def test_linear_is_what_pytorch_computes():
     )
     for a, b in zip(found, exact, strict=True):
         torch.testing.assert_close(a, b.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("can", [True, False])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.Linear(12, 7), (5, 12)),
+        (lambda: nn.Conv2d(3, 6, 3, stride=2), (5, 3, 9, 9)),
+        (lambda: nn.Conv2d(3, 6, 3, padding=1, padding_mode="circular", bias=False), (5, 3, 8, 8)),
+    ],
+)
+def test_bfloat16_is_multiplied_on_a_cpu_that_cannot_as_on_one_that_can(make, shape, can, monkeypatch):
+    monkeypatch.setattr(kernels, "MULTIPLIES_BFLOAT16", can)
+    torch.manual_seed(0)
+    layer = kernels.equip(make()).bfloat16()
+    x = torch.randn(shape, generator=stream()).bfloat16()
+    wide = copy.deepcopy(layer).float()  # the same rounded numbers
+    found, exact = layer(x), wide(x.float())
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), exact, rtol=1e-2, atol=1e-2)
+    g = torch.randn(exact.shape, generator=stream(1)).bfloat16()
+    of_exact = torch.autograd.grad(exact, list(wide.parameters()), g.float())
+    for a, b in zip(torch.autograd.grad(found, list(layer.parameters()), g), of_exact, strict=True):
+        assert a.dtype == torch.bfloat16
+        assert float((a.float() - b).norm()) <= 1e-2 * float(b.norm())
+
+
+def test_a_cpu_that_cannot_multiply_bfloat16_is_asked_for_single_precision(monkeypatch):
+    asked = []
+    for name in ("linear", "conv2d"):
+        real = getattr(F, name)
+        monkeypatch.setattr(
+            F, name, lambda x, *rest, real=real, **more: asked.append(x.dtype) or real(x, *rest, **more)
+        )
+    model = Model(build("lenet_cifar", (3, 32, 32), 4), compute=torch.bfloat16)
+    for can in (False, True):
+        monkeypatch.setattr(kernels, "MULTIPLIES_BFLOAT16", can)
+        asked.clear()
+        model.frozen(model.initial(), torch.rand(2, 3, 32, 32, generator=stream()))
+        assert set(asked) == {torch.bfloat16 if can else torch.float32}
+        assert len(asked) == len(list(filter(lambda m: hasattr(m, "weight"), model.module.modules())))
+
+
+def test_only_pytorchs_own_layers_are_replaced():
+    class Derived(nn.Conv2d):
+        pass
+
+    net = kernels.equip(nn.Sequential(nn.Conv2d(1, 1, 1), Derived(1, 1, 1), nn.Linear(1, 1)))
+    assert [type(layer) for layer in net] == [kernels.Conv2d, Derived, kernels.Linear]
+    layers = [*net, nn.Conv2d(1, 1, 1)]
+    assert [kernels.is_convolution(layer) for layer in layers] == [True, False, False, True]
 
 
 @pytest.mark.parametrize(

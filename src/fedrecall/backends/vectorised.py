@@ -30,6 +30,7 @@ from fedrecall.backends.serial import Serial
 from fedrecall.batches import Batch
 from fedrecall.data.augmentation import Draws as AugmentationDraws
 from fedrecall.errors import UserError
+from fedrecall.models import kernels
 from fedrecall.models.model import Model, Params
 from fedrecall.specs import AT_LEAST_ONE
 from fedrecall.training import Begun, Failure, State, Visit, begin, descend, end, failed, train
@@ -441,8 +442,9 @@ def with_matmul_convolutions(model: Model) -> Model:
 
 def _use_matmul(module: nn.Module) -> None:
     for layer in module.modules():
-        plain = type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
-        if plain and layer.dilation == (1, 1):
+        if not kernels.is_convolution(layer):
+            continue
+        if (layer.groups, layer.padding_mode, layer.dilation) == (1, "zeros", (1, 1)):
             layer.__class__ = _MatmulConv2d
 
 

@@ -2,14 +2,16 @@
 
 Measured on one core with AVX-512 (docs/performance.md): convolutions and pooling take a fraction of
 the time when channels are the last axis in memory, and single-precision linear layers half of it in
-oneDNN, which PyTorch asks for convolutions but not for these. Everything here steps aside under
-``torch.func``, on other devices and in double precision, where PyTorch's own kernels are right.
+oneDNN, which PyTorch asks for convolutions but not for these. Where a CPU cannot multiply bfloat16,
+its numbers are multiplied in single precision. All else here steps aside under ``torch.func``, on other
+devices and in double precision, where PyTorch's own kernels are right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
@@ -68,12 +70,49 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return cast(Tensor, _Product.apply(a, b))  # type: ignore[no-untyped-call]
 
 
+AVAILABLE: bool = torch.backends.mkldnn.is_available() and hasattr(  # type: ignore[no-untyped-call]
+    torch.ops.mkldnn, "_linear_pointwise"
+)
+
+MULTIPLIES_BFLOAT16: bool = (
+    AVAILABLE
+    and hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")
+    and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+)
+"""Whether oneDNN multiplies bfloat16 on this CPU; PyTorch's own loops for it take many times as long."""
+
+
+def widened(product: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
+    """``product(*given)``, by way of single precision where the CPU cannot multiply what is given.
+
+    That is what a CPU that can does: it rounds what goes in and what comes out, and sums in between exactly.
+    """
+    x = given[0]
+    if MULTIPLIES_BFLOAT16 or x is None or x.dtype != torch.bfloat16 or x.device.type != "cpu":
+        return product(*given)
+    return product(*(None if t is None else t.float() for t in given)).to(x.dtype)
+
+
+class Conv2d(nn.Conv2d):
+    """A convolution that PyTorch's fast kernel computes, in bfloat16 on any CPU."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return widened(super()._conv_forward, input, weight, bias)
+
+
+def is_convolution(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Whether a layer is PyTorch's convolution and none that somebody derived from it."""
+    return type(layer) in (nn.Conv2d, Conv2d)
+
+
 class Linear(nn.Linear):
     """A linear layer that takes the faster of PyTorch's two CPU kernels."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x wᵀ + b."""
         w, b = self.weight, self.bias
+        if x.dtype == torch.bfloat16:
+            return widened(F.linear, x, w, b)
         if (
             x.dim() != 2
             or x.dtype != torch.float32
@@ -88,16 +127,13 @@ class Linear(nn.Linear):
         return out if b is None else out + b
 
 
-AVAILABLE: bool = torch.backends.mkldnn.is_available() and hasattr(  # type: ignore[no-untyped-call]
-    torch.ops.mkldnn, "_linear_pointwise"
-)
-
-
 def equip(module: nn.Module) -> nn.Module:
     """The module, its layers replaced in place by those that know the faster kernels; same weights."""
     for layer in module.modules():
         if type(layer) is nn.Linear:
             layer.__class__ = Linear
+        elif type(layer) is nn.Conv2d:
+            layer.__class__ = Conv2d
     return module
 
 
@@ -175,7 +211,7 @@ FEW_CHANNELS = 8
 
 def narrow(conv: nn.Module, x: Tensor) -> bool:
     """Whether `conv_relu_pool` is the faster for this layer and these images."""
-    if not isinstance(conv, nn.Conv2d) or type(conv) is not nn.Conv2d or conv.out_channels > FEW_CHANNELS:
+    if not is_convolution(conv) or conv.out_channels > FEW_CHANNELS:
         return False
     if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
         return False
@@ -201,7 +237,8 @@ def conv_relu_pool(conv: nn.Conv2d, x: Tensor) -> Tensor:
     w, b = conv.weight, conv.bias
     shifted = [F.pad(w, (right, 1 - right, down, 1 - down)) for right in (0, 1) for down in (0, 1)]
     bias = None if b is None else torch.cat([b] * 4)
-    y = F.conv2d(x, weight(torch.cat(shifted)), bias, 2, conv.padding)
+    by_two = partial(F.conv2d, stride=2, padding=conv.padding)
+    y = widened(by_two, x, weight(torch.cat(shifted)), bias)
     n, channels, height, width = y.shape
     squares = y.permute(0, 2, 3, 1).reshape(n, height, width, 2, 2, channels // 4)
     out: Tensor = _ReluPool.apply(squares, 3, 3)  # type: ignore[no-untyped-call]
