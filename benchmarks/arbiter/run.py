@@ -106,7 +106,7 @@ def theirs(played: list[dict[str, Any]], code: Path) -> dict[str, Any]:
 def ours(config: Config, rounds: int) -> dict[str, Any] | None:
     """The same of our result, if there is one."""
     for run in Results.load(FOLDER).of(config).values():
-        made = f"fedrecall, seed {run.seed}, {run.config.precision}, {run.machine}"
+        made = f"fedrecall, seed {run.seed}, {run.config.precision}, {' then '.join(run.machines)}"
         return {"made": made, "accuracy": run.accuracy[:rounds], "forgetting": run.forgetting[:rounds]}
     return None
 

@@ -35,15 +35,16 @@ def test_rows_say_what_was_measured_after_how_many_rounds(tmp_path):
     # Of its last round a moving average takes 0.4.
     save(outcome(whole, [50.0] * 199 + [55.0], forgetting=[0.5] * 199 + [0.6]), tmp_path)
     save(outcome(base, [50.0] * 199 + [27.5], forgetting=[0.59] * 200), tmp_path)
-    save(outcome(part, [30.0, 31.0], precision="bfloat16"), tmp_path)
+    for cell, accuracy in ((part, [30.0, 31.0]), (base, [50.0, 50.0])):  # a pair of one precision
+        save(outcome(cell, accuracy, precision="bfloat16"), tmp_path)
     page = render(tmp_path)
-    row = "| cifar10/shard2 | fedntd | 52.61 ± 1.00; F 0.43 | 52.00; F 0.60 | 1 | 200 | 50.25 ± 1.12 | "
+    row = "| cifar10/shard2 | fedntd | 52.61 ± 1.00; F 0.43 | 52.00; F 0.60 | 1 | 200 | 50.10 ± 0.45 | "
     assert row + "-0.61 (within its spread); F +0.17 | reproduced; F: not reproduced |" in page
-    row = "| 30.40; F 0.10 | 1 (bfloat16) | **2** of 200 | 30.50 ± 0.71 "
+    row = "| 30.40; F 0.10 | 1 (bfloat16) | **2** of 200 | 30.20 ± 0.28 "
     assert row + "| -14.20; F -0.43 | unfinished |" in page
     assert "| cifar10/shard2 | fedntd | +12.47 | +11.00 | 1 | 200 |" in page
     assert "| cifar10/shard2 | scaffold | +4.46 | -19.60 | 1 | **2** of 200 |" in page
-    assert "a CPU, torch 2.13.0, bfloat16: 1 run, 2 rounds, 2026-11-20, revisions abc" in page
+    assert "a CPU, torch 2.13.0, bfloat16: 2 runs, 4 rounds, 2026-11-20, revisions abc" in page
 
 
 def test_what_was_made_by_code_that_no_revision_holds_says_so(tmp_path):

@@ -267,6 +267,19 @@ def test_what_was_not_measured_is_made_anew_beside_the_finished_run(tmp_path):
     assert plan(t, [cell], [0], Results([seen]), tmp_path) == []
 
 
+def test_a_figure_needs_the_run_itself_whatever_is_known_of_it(tmp_path):
+    """Figures 1 and 2 of FedCAD are of the same experiment, after 100 rounds and after 10."""
+    known = {}
+    for name in ("fig1", "fig2"):
+        t = table(f"fedcad/{name}")
+        cell = t.cell("cifar10/dirichlet0.5", "fedavg")
+        done = outcome(cell, [50.0] * 100, measures={"locals": {}})
+        plans = plan(t, [cell], range(2), Results([done]), tmp_path)
+        assert [(p.config.seed, p.folder.name) for p in plans] == [(0, f"seed0-{name}"), (1, f"seed1-{name}")]
+        known[name] = plans[0].folder
+    assert known["fig1"] != known["fig2"]
+
+
 def test_a_run_counts_for_what_is_asked_as_precisely_or_less(tmp_path):
     cell = TABLE1.cell("cifar10/shard2", "fedavg")
     measured = {"alignment": {}}

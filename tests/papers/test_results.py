@@ -105,25 +105,51 @@ def test_a_shorter_run_does_not_replace_a_longer_one(tmp_path):
     assert read(path).accuracy[-1] == 0.31
 
 
-def test_the_furthest_and_then_the_most_precise_run_of_a_seed_counts():
+def test_the_runs_of_a_config_are_of_one_precision_that_of_most_rounds():
     short, rough, fine = (
         outcomes.outcome(CELL, [10.0]),
         outcomes.outcome(CELL, [20.0, 20.0], precision="bfloat16"),
         outcomes.outcome(CELL, [30.0, 30.0]),
     )
     for order in ((short, rough, fine), (fine, rough, short), (rough, fine, short)):
-        assert Results(order).of(CELL.config())[0] is fine
+        held = Results(order)
+        assert held.of(CELL.config())[0] is fine
+        assert held.of(CELL.config(), "bfloat16") == {0: rough}
+        assert held.of(CELL.config(), "float64") == {}
+        assert len(held) == len(list(held)) == 2
     assert Results((short, rough)).of(CELL.config())[0] is rough
-    assert list(Results([outcomes.outcome(CELL, [1.0], seed=s) for s in (2, 0, 1)]).of(CELL.config())) == [
-        0,
-        1,
-        2,
-    ]
+    second = outcomes.outcome(CELL, [20.0], seed=1, precision="bfloat16")
+    assert Results((fine, rough, second)).of(CELL.config()) == {0: rough, 1: second}
+    # Rounds beyond the paper's do not weigh.
+    long = outcomes.outcome(CELL, [30.0] * 500)
+    two = [outcomes.outcome(CELL, [20.0] * 200, seed=s, precision="bfloat16") for s in range(2)]
+    assert list(Results((long, *two)).of(CELL.config())) == [0, 1]
+    seeds = Results([outcomes.outcome(CELL, [1.0], seed=s) for s in (2, 0, 1)])
+    assert list(seeds.of(CELL.config())) == [0, 1, 2]
+
+
+def test_a_failure_is_not_replaced_by_as_many_rounds_that_do_not_say_so(tmp_path):
+    gone = outcomes.outcome(CELL, [10.0, 20.0], failed="NaN")
+    path = save(gone, tmp_path)
+    save(outcomes.outcome(CELL, [10.0, 20.0]), tmp_path)
+    assert read(path).failed == "NaN"
+    save(outcomes.outcome(CELL, [10.0, 20.0, 30.0]), tmp_path)
+    assert (read(path).failed, read(path).done) == (None, 3)
+
+
+def test_every_start_of_a_run_is_kept():
+    starts = [{"cpu": "x", "git": "a", "command": "secret"}, {"cpu": "y", "git": "b", "python": "3"}]
+    made = outcome(CELL.config(), [record(1)], starts)
+    assert made.made == {"cpu": "y", "git": "b", "python": "3", "earlier": [{"cpu": "x", "git": "a"}]}
+    assert made.machines == ["x", "y"]
+    assert [start["git"] for start in made.starts] == ["a", "b"]
+    assert outcome(CELL.config(), [record(1)], starts[:1]).made == {"cpu": "x", "git": "a"}
 
 
 def test_a_keeper_leaves_the_rounds_that_were_played(tmp_path):
     config = CELL.config()
-    keeper = Keeper(config, tmp_path, {"cpu": "x", "command": "secret", "git": "abc", "data": {"train": 3}})
+    made = {"cpu": "x", "command": "secret", "git": "abc", "data": {"train": 3}}
+    keeper = Keeper(config, tmp_path, lambda: [made])
     keeper.begin({}, [record(1)])
     keeper.record(record(2, 0.625))
     kept = read(path_of(config, tmp_path))  # at once: the run may be killed
@@ -141,7 +167,7 @@ def test_a_keeper_leaves_the_rounds_that_were_played(tmp_path):
 def test_a_round_that_was_not_evaluated_is_refused():
     blind = {k: v for k, v in record(2).items() if k != "accuracy"}
     with pytest.raises(UserError, match="round 2 was not evaluated"):
-        outcome(CELL.config(), [record(1), blind, record(3)], {})
+        outcome(CELL.config(), [record(1), blind, record(3)])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fedrecall import config as configs
 from fedrecall import files
 from fedrecall.errors import UserError
 from fedrecall.papers.paper import PAPERS, Cell, Paper, Table, Variant, load_paper
-from fedrecall.papers.quantities import QUANTITIES
+from fedrecall.papers.quantities import NEVER, QUANTITIES
 from fedrecall.papers.results import FOLDER, Outcome, Results
 from fedrecall.papers.verdicts import (
     LEVEL,
@@ -56,17 +56,22 @@ each run) and the papers' own numbers in `src/fedrecall/papers/`; a test compare
         --switch authors-draw+augmented-test
     fedrecall list papers
 
+What `reproduce` measures it prints, and keeps with its runs (`runs/reproduction/results`);
+`--results {FOLDER}` makes it count here.
+
 Accuracies are those of the last round on the whole test split, in percent (FedNTD's are a moving average
 over rounds, which is what its authors report), with the standard deviation over seeds where there are
 several; F is forgetting.
 A cell is **reproduced** when all of the paper's rounds
-were played and the mean lies within {SPREADS:g} standard deviations, the larger of the published one and
-ours; where a table gives none, the one that another table gives the same number of the same runs, else the
-median of those that the paper gives, or {UNKNOWN_STD:g} point if it gives none at all.
-**Last {LEVEL} rounds** is the mean accuracy of so many rounds up to the last one played, and its standard
-deviation from round to round, within a seed. The clients of a single round move accuracy by that much, and
-published spreads leave it out, because all trials draw the same clients; a cell that is not reproduced, but
-whose published accuracy is within one such deviation of this mean, says that **its level agrees**.
+were played and the mean lies within {SPREADS:g} published standard deviations (ours does not widen that: runs
+far from each other would reproduce anything); where a table gives none, the one that another table gives the
+same number of the same runs, else the median of those that the paper gives, or {UNKNOWN_STD:g} point if it
+gives none at all.
+**Last {LEVEL} rounds** is the mean of the same accuracies over so many rounds up to the last one played, and
+their standard deviation from round to round, within a seed (of moving averages, where those are reported).
+The clients of a single round move accuracy by that much, and published spreads leave it out, because all
+trials draw the same clients; a cell that is not reproduced, but whose published accuracy is within one such
+deviation of this mean, says that **its level agrees**.
 Numbers are compared as they are shown. Forgetting may be off by 0.02, which is what its two published
 digits and one class in ten account for, rounds to an accuracy by 10, and a ratio of times by 0.3.
 **Unfinished** rows were stopped early, and say after which round; the learning rate still falls and the
@@ -210,14 +215,14 @@ def _machines(results: Results) -> str:
     found: dict[tuple[str, str, str], list[Outcome]] = {}
     for r in results:
         versions = r.made.get("versions", {})
-        key = r.machine, f"torch {versions.get('torch', '?')}", r.config.precision
+        key = " then ".join(r.machines), f"torch {versions.get('torch', '?')}", r.config.precision
         found.setdefault(key, []).append(r)
     if not found:
         return "Nothing has been run yet.\n"
     lines = []
     for (machine, torch, precision), runs in sorted(found.items()):
         dates = sorted(str(r.made.get("started", ""))[:10] for r in runs)
-        revisions = sorted({_abridged(r.made.get("git") or "unknown") for r in runs})
+        revisions = sorted({_abridged(start.get("git") or "unknown") for r in runs for start in r.starts})
         when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
         count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
         rounds = sum(r.done for r in runs)
@@ -225,7 +230,7 @@ def _machines(results: Results) -> str:
             f"- {machine}, {torch}, {precision}: {count}, {rounds:,} rounds, {when}, "
             f"revisions {', '.join(revisions)}"
         )
-    changed = any(str(r.made.get("git")).endswith("+") for r in results)
+    changed = any(str(start.get("git")).endswith("+") for r in results for start in r.starts)
     head = "Measured on" + " (+: a revision with changes that were not committed)" * changed
     return f"{head}:\n\n" + "\n".join(lines) + "\n"
 
@@ -303,9 +308,9 @@ def _row(paper: Paper, table: Table, cell: Cell, results: Results, variant: Vari
         "; ".join(filter(None, (_measured(v, q) for q, v in verdicts.items()))),
         seeds,
         rounds,
-        _level(cell, results, variant) if "accuracy" in table.quantities else "",
+        _level(table, cell, results, variant) if "accuracy" in table.quantities else "",
         "; ".join(_difference(v, q) for q, v in verdicts.items() if v.difference is not None),
-        _words(verdicts, level_agrees(cell, results, variant)) + _failed(first),
+        _words(verdicts, level_agrees(table, cell, results, variant)) + _failed(first),
     ]
 
 
@@ -320,11 +325,9 @@ def _words(verdicts: dict[str, Verdict], agrees: bool) -> str:
 
 
 def _failed(v: Verdict) -> str:
-    return (
-        f" ({v.failed} of {v.failed + (v.measured.summary.n if v.measured else 0)} failed)"
-        if v.failed
-        else ""
-    )
+    runs = v.failed + (v.measured.summary.n if v.measured else 0)
+    said = f" ({v.failed} of {runs} failed)" if v.failed else ""
+    return said + (f" ({v.left_out:,} visits of clients left out because of NaN)" if v.left_out else "")
 
 
 def _short(quantity: str) -> str:
@@ -342,6 +345,8 @@ def _published(cell: Cell, quantity: str) -> str:
     p = cell.published.get(quantity)
     if p is None or p.value is None:
         return ""
+    if p.value == NEVER:
+        return _named(quantity, "never")
     digits = QUANTITIES[quantity].digits
     return _named(quantity, f"{p.value:.{digits}f}" + (f" ± {p.std:.{digits}f}" if p.std is not None else ""))
 
@@ -362,12 +367,12 @@ def _method(cell: Cell, variant: Variant | None) -> str:
 
 
 def _precision(cell: Cell, results: Results, variant: Variant | None) -> str:
-    other = {r.config.precision for r in results.of(cell.config(variant=variant)).values()} - {"float32"}
-    return f" ({', '.join(sorted(other))})" if other else ""
+    used = {r.config.precision for r in results.of(cell.config(variant=variant)).values()}
+    return f" ({', '.join(used)})" if used - {"float32"} else ""
 
 
-def _level(cell: Cell, results: Results, variant: Variant | None) -> str:
-    found = level(cell, results, variant)
+def _level(table: Table, cell: Cell, results: Results, variant: Variant | None) -> str:
+    found = level(table, cell, results, variant)
     return "" if found is None else found.text()
 
 

@@ -29,7 +29,7 @@ class Published:
     """One number of a paper."""
 
     value: float | None
-    """In the table's unit; None: not reported."""
+    """In the table's unit; None: not reported, infinite: what was to be reached never was."""
     std: float | None = None
     """Standard deviation over the paper's trials, where it is given."""
 
@@ -336,7 +336,7 @@ def _table(paper: str, name: str, given: Mapping[str, Any], held: Mapping[str, A
         baseline=given.get("baseline"),
         rounds=max(c.settings["rounds"] for c in cells),
         figure=given.get("figure"),
-        smoothing=held.get("smoothing", 0.0),
+        smoothing=given.get("smoothing", held.get("smoothing", 0.0)),
         of_something_else=frozenset(given.get("of_something_else", ())),
         rows=given.get("rows", {}),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ class Question(NamedTuple):
     run: Outcome
     at: int
     """After this many rounds."""
+    whole: int
+    """How many rounds the paper has."""
     baseline: Outcome | None
     """The run of the table's baseline with the same seed."""
     target: float | None
@@ -43,12 +46,14 @@ def _accuracy(q: Question) -> float | None:
     return 100 * smoothed(q.run.accuracy[: q.at], q.smoothing)
 
 
+def smooth(values: Sequence[float], weight: float) -> list[float]:
+    """An exponential moving average, value by value; without weight, the values themselves."""
+    return list(accumulate(values, lambda mean, value: weight * mean + (1 - weight) * value))
+
+
 def smoothed(values: Sequence[float], weight: float) -> float:
-    """The last value of an exponential moving average; without weight, of the values themselves."""
-    mean = values[0]
-    for value in values[1:]:
-        mean = weight * mean + (1 - weight) * value
-    return mean
+    """The last value of an exponential moving average."""
+    return smooth(values, weight)[-1]
 
 
 def _forgetting(q: Question) -> float | None:
@@ -80,7 +85,7 @@ NEVER = math.inf
 def _rounds_to_baseline(q: Question) -> float | None:
     if q.baseline is None or q.baseline.done < q.at or q.baseline.failed is not None:
         return None
-    found = first_round(q.run.accuracy[: q.at], q.baseline.accuracy[-1])
+    found = first_round(q.run.accuracy[: q.at], q.baseline.accuracy[: q.whole][-1])
     return NEVER if found is None else found
 
 
@@ -92,6 +97,8 @@ def seconds_to(run: Outcome, target: float) -> float | None:
 
 def _speedup(q: Question) -> float | None:
     if q.baseline is None or q.target is None or q.baseline.failed is not None:
+        return None
+    if q.run.machines != q.baseline.machines:  # seconds of two machines have no ratio
         return None
     mine, others = seconds_to(q.run, q.target / 100), seconds_to(q.baseline, q.target / 100)
     if not others:
@@ -110,5 +117,5 @@ QUANTITIES = {
     "rounds_to_baseline": Quantity(
         "rounds to the baseline's accuracy", 0, _rounds_to_baseline, 10.0, to_baseline=True
     ),
-    "speedup": Quantity("times faster than all teachers", 1, _speedup, 0.3, False, to_baseline=True),
+    "speedup": Quantity("times faster than all teachers", 1, _speedup, 0.3, to_baseline=True),
 }

@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedrecall.config import MAY_CHANGE, Config
 from fedrecall.data import datasets
 from fedrecall.data.datasets import DATASETS, Dataset
 from fedrecall.errors import Diverged, UserError
-from fedrecall.experiment import Experiment, Sink, device_of, environment, facts
+from fedrecall.experiment import Experiment, Sink, device_of, facts
 from fedrecall.papers.paper import Cell, Table, Variant, load_paper
 from fedrecall.papers.results import (
     Keeper,
@@ -23,10 +24,10 @@ from fedrecall.papers.results import (
     Results,
     identity,
     of_run,
-    precise_enough,
     run_folder,
     save,
 )
+from fedrecall.records import RunFolder
 from fedrecall.reports.runs import Run
 
 Say = Callable[[str], None]
@@ -77,17 +78,31 @@ def plan(
             wanted.setdefault((identity(config), seed), (config, []))[1].append(cell)
     plans = []
     for config, served in wanted.values():
-        folder = run_folder(config, out)
-        found = results.of(config).get(config.seed)
-        if found is not None and not precise_enough(found.config, config):
-            found = None
+        folder = folder_of(table, config, out)
+        found = results.precise_enough(config)
         if found is not None and (found.failed is not None or found.done >= config.rounds):
-            if found.failed is not None or needed <= found.measures.keys():
+            drawable = table.figure is None or config.seed != DRAWN or _played(folder) >= config.rounds
+            if found.failed is not None or (needed <= found.measures.keys() and drawable):
                 continue
-            # Finished, but nobody looked: a finished run cannot be resumed, so it is made anew.
-            folder = folder.with_name(f"{folder.name}-measured")
+            if table.figure is None:
+                # Finished, but nobody looked: a finished run cannot be resumed, so it is made anew.
+                folder = folder.with_name(f"{folder.name}-measured")
         plans.append(Plan(tuple(served), config, folder))
     return plans
+
+
+DRAWN = 0
+"""The seed whose runs a figure is drawn from."""
+
+
+def folder_of(table: Table, config: Config, out: Path) -> Path:
+    """Where a run of the table is kept: a figure's in a folder of its own, as it needs its last model."""
+    folder = run_folder(config, out)
+    return folder if table.figure is None else folder.with_name(f"{folder.name}-{table.name}")
+
+
+def _played(folder: Path) -> int:
+    return of_run(folder).done if RunFolder(folder).started else 0
 
 
 def stacks(plans: Sequence[Plan]) -> list[list[Plan]]:
@@ -225,9 +240,9 @@ def _load(
 
 
 def _run(stack: Sequence[Plan], dataset: Dataset, results: Path, pace: Pace, shown: Sink, say: Say) -> None:
-    experiments, keepers, made = [], [], environment() | {"data": facts(dataset)}
+    experiments, keepers = [], []
     for number, p in enumerate(stack):
-        keeper = Keeper(p.config, results, made)
+        keeper = Keeper(p.config, results, partial(_starts, p.folder, facts(dataset)))
         sinks = [keeper, pace.of(p)] if number else [keeper, pace.of(p), shown]
         experiments.append(Experiment(p.config, p.folder, resume=True, dataset=dataset, sinks=sinks))
         keepers.append(keeper)
@@ -245,6 +260,11 @@ def _run(stack: Sequence[Plan], dataset: Dataset, results: Path, pace: Pace, sho
             return
         keepers[0].failed(str(error))
         say(f"{stack[0].label} failed: {error}")
+
+
+def _starts(folder: Path, data: dict[str, Any]) -> list[dict[str, Any]]:
+    *earlier, last = Run(folder).made
+    return [*earlier, {**last, "data": data}]
 
 
 def unlike(config: Config, data: Mapping[str, Any]) -> str | None:

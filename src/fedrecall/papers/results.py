@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ PRECISIONS = ("bfloat16", "float32", "float64")
 APART = (*ELSEWHERE, "seed", "rounds", "precision")
 """What does not make it another experiment: the seed, how far, and how it was computed."""
 KEPT_OF_START = ("versions", "python", "platform", "cpu", "gpu", "threads", "git", "started", "data")
+KEPT_OF_EARLIER = ("versions", "cpu", "gpu", "git", "started")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Outcome:
     measures: Mapping[str, Any] = field(default_factory=dict)
     """What else was measured after the last round."""
     made: Mapping[str, Any] = field(default_factory=dict)
-    """Versions, machine, revision, time and data of the last start; older results do not say the data."""
+    """Versions, machine, revision, time and data of the last start, and ``earlier`` ones; older results say
+    neither data nor earlier starts."""
     failed: str | None = None
     """Why the run cannot go on, if it cannot."""
 
@@ -70,9 +72,14 @@ class Outcome:
         return len(self.accuracy)
 
     @property
-    def machine(self) -> str:
-        """What it was computed on."""
-        return str(self.made.get("gpu") or self.made.get("cpu") or "an unknown machine")
+    def starts(self) -> list[Mapping[str, Any]]:
+        """What made it, start by start."""
+        return [*self.made.get("earlier", ()), self.made]
+
+    @property
+    def machines(self) -> list[str]:
+        """What it was computed on, one after the other."""
+        return list(dict.fromkeys(map(machine_of, self.starts)))
 
     @property
     def identity(self) -> str:
@@ -97,6 +104,11 @@ class Outcome:
             "client_seconds": [round(s, 1) for s in self.client_seconds],
             "measures": dict(self.measures),
         }
+
+
+def machine_of(start: Mapping[str, Any]) -> str:
+    """What a run's rounds are computed on from this start on."""
+    return str(start.get("gpu") or start.get("cpu") or "an unknown machine")
 
 
 def identity(config: Config) -> str:
@@ -156,16 +168,19 @@ def run_folder(config: Config, out: Path) -> Path:
 def outcome(
     config: Config,
     history: Sequence[Mapping[str, Any]],
-    made: Mapping[str, Any],
+    starts: Sequence[Mapping[str, Any]] = (),
     failed: str | None = None,
 ) -> Outcome:
-    """What there is to keep of a run's rounds."""
+    """What there is to keep of a run's rounds; ``starts`` are what the run folder says of each."""
     gap = next((i for i, r in enumerate(history, start=1) if r["round"] != i or "accuracy" not in r), None)
     if gap is not None:
         raise UserError(
             f"round {gap} was not evaluated: forgetting needs every round, so give --evaluate-every 1."
         )
     last: Mapping[str, Any] = history[-1] if history else {}
+    made = _kept(starts[-1], KEPT_OF_START) if starts else {}
+    if len(starts) > 1:
+        made["earlier"] = [_kept(start, KEPT_OF_EARLIER) for start in starts[:-1]]
     return Outcome(
         config=config,
         accuracy=[float(r["accuracy"]) for r in history],
@@ -176,9 +191,13 @@ def outcome(
         bytes_up=int(last.get("bytes_up", 0)),
         failures=sum(len(r["failures"]) for r in history),
         measures=rounded(last.get("measures", {})),
-        made={k: made[k] for k in KEPT_OF_START if k in made},
+        made=made,
         failed=failed,
     )
+
+
+def _kept(start: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {k: start[k] for k in keys if k in start}
 
 
 def rounded(value: Any) -> Any:
@@ -191,10 +210,12 @@ def rounded(value: Any) -> Any:
 
 
 def save(result: Outcome, folder: Path) -> Path:
-    """Write a result, unless one of the same run that went further is there; returns where it is."""
+    """Write a result, unless one of the same run that went further, or failed there, is kept; says where."""
     path = path_of(result.config, folder)
-    if files.found(path) and read(path).done > result.done:
-        return path
+    if files.found(path):
+        kept = read(path)
+        if (kept.done, kept.failed is not None) > (result.done, result.failed is not None):
+            return path
     lines = [f'"{key}": {json.dumps(value)}' for key, value in result.as_dict().items()]
     with files.writing(folder):
         files.write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
@@ -231,10 +252,10 @@ def read(path: Path) -> Outcome:
 
 
 class Results:
-    """All results in a folder, by experiment and seed."""
+    """All results in a folder, by experiment, precision and seed."""
 
     def __init__(self, outcomes: Iterable[Outcome] = ()):
-        self._by_identity: dict[str, dict[int, Outcome]] = {}
+        self._by_identity: dict[str, dict[str, dict[int, Outcome]]] = {}
         self._by_subject: dict[tuple[str, str], set[str]] = {}
         for found in outcomes:
             self.add(found)
@@ -246,59 +267,70 @@ class Results:
         return cls(read(path) for path in sorted(held))
 
     def add(self, found: Outcome) -> None:
-        """Keep it, unless the same seed went further or was computed more precisely."""
+        """Keep it, unless the same run went further."""
         self._by_subject.setdefault(_subject(found.config), set()).add(found.identity)
-        seeds = self._by_identity.setdefault(found.identity, {})
-        best = seeds.get(found.seed)
-        if best is None or _rank(found) > _rank(best):
+        precisions = self._by_identity.setdefault(found.identity, {})
+        seeds = precisions.setdefault(found.config.precision, {})
+        kept = seeds.get(found.seed)
+        if kept is None or found.done > kept.done:
             seeds[found.seed] = found
 
-    def of(self, config: Config) -> dict[int, Outcome]:
-        """By seed, the runs of this config."""
-        return dict(sorted(self._by_identity.get(identity(config), {}).items()))
+    def of(self, config: Config, precision: str | None = None) -> dict[int, Outcome]:
+        """By seed, the runs of this config, all in one precision: this one, or else that of most rounds.
+
+        Runs in two of them are not averaged, nor taken for a pair.
+        """
+        held = self._by_identity.get(identity(config), {})
+
+        def covered(precision: str) -> tuple[int, int]:
+            played = sum(min(run.done, config.rounds) for run in held[precision].values())
+            return played, PRECISIONS.index(precision)
+
+        if precision is None and held:
+            precision = max(held, key=covered)
+        return dict(sorted(held.get(precision or "", {}).items()))
+
+    def precise_enough(self, config: Config) -> Outcome | None:
+        """The furthest run of this config and seed that was computed at least as precisely."""
+        fine = PRECISIONS[PRECISIONS.index(config.precision) :]
+        found = [run for p in fine if (run := self.of(config, p).get(config.seed)) is not None]
+        return max(found, key=lambda run: (run.failed is not None, run.done), default=None)
 
     def about(self, config: Config) -> list[Outcome]:
         """The runs on this data set with this algorithm, in whatever setup."""
         of_it = sorted(self._by_subject.get(_subject(config), ()))
-        return [run for name in of_it for run in self._by_identity[name].values()]
+        return [run for run in self if run.identity in of_it]
 
-    def __iter__(self) -> Any:
-        return (o for seeds in self._by_identity.values() for o in seeds.values())
+    def __iter__(self) -> Iterator[Outcome]:
+        return (o for held in self._by_identity.values() for seeds in held.values() for o in seeds.values())
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_identity.values()))
+        return sum(1 for _ in self)
 
 
 def _subject(config: Config) -> tuple[str, str]:
     return config.dataset["name"], config.algorithm["name"]
 
 
-def precise_enough(found: Config, wanted: Config) -> bool:
-    """Whether one was computed at least as precisely as another is to be."""
-    return PRECISIONS.index(found.precision) >= PRECISIONS.index(wanted.precision)
-
-
-def _rank(found: Outcome) -> tuple[int, int]:
-    return found.done, PRECISIONS.index(found.config.precision)
-
-
 def of_run(folder: Path) -> Outcome:
     """What a run folder holds, be it still running."""
     run = Run(folder)
-    return outcome(configs.make(run.config), run.records, run.made[-1] if run.made else {})
+    return outcome(configs.make(run.config), run.records, run.made)
 
 
 class Keeper:
     """A sink that keeps a run's result up to date on disk."""
 
-    def __init__(self, config: Config, folder: Path, made: Mapping[str, Any]):
-        self._config, self._folder, self._made = config, folder, made
+    def __init__(self, config: Config, folder: Path, starts: Callable[[], Sequence[Mapping[str, Any]]]):
+        """``starts`` is asked once the run has begun, what made it."""
+        self._config, self._folder, self._asked = config, folder, starts
+        self._starts: Sequence[Mapping[str, Any]] = ()
         self._history: list[Mapping[str, Any]] = []
         self._last, self._saved = 0.0, 0
 
     def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
         """The run starts."""
-        self._history = list(history)
+        self._starts, self._history = self._asked(), list(history)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """A round was played."""
@@ -312,10 +344,10 @@ class Keeper:
 
     def failed(self, reason: str) -> None:
         """The run cannot go on."""
-        save(outcome(self._config, self._history, self._made, reason), self._folder)
+        save(outcome(self._config, self._history, self._starts, reason), self._folder)
 
     def _save(self) -> None:
         self._last = time.monotonic()
         if len(self._history) > self._saved:
-            save(outcome(self._config, self._history, self._made), self._folder)
+            save(outcome(self._config, self._history, self._starts), self._folder)
             self._saved = len(self._history)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from fedrecall.papers.paper import Cell, Paper, Table, Variant
-from fedrecall.papers.quantities import NEVER, QUANTITIES, Question, smoothed
+from fedrecall.papers.quantities import NEVER, QUANTITIES, Question, smooth, smoothed
 from fedrecall.papers.results import Outcome, Results
 from fedrecall.reports.statistics import Summary, summary
 
@@ -58,11 +58,15 @@ class Verdict(NamedTuple):
     """How far off still counts as reproduced."""
     failed: int = 0
     """Seeds whose run failed."""
+    left_out: int = 0
+    """Visits of all seeds that were left out because of NaN."""
 
     @property
     def difference(self) -> float | None:
         """Measured minus published, after all rounds or not."""
-        if self.published is None or self.measured is None or not math.isfinite(self.measured.summary.mean):
+        if self.published is None or self.measured is None:
+            return None
+        if not (math.isfinite(self.published) and math.isfinite(self.measured.summary.mean)):
             return None
         return self.measured.summary.mean - self.published
 
@@ -92,13 +96,14 @@ def judge(
     measured = measure(table, cell, quantity, results, variant)
     runs = results.of(cell.config(variant=variant)).values()
     failed = sum(run.failed is not None for run in runs)
+    left_out = sum(run.failures for run in runs)
 
     def said(word: str, allowed: float | None = None) -> Verdict:
-        return Verdict(value, std, measured, word, allowed, failed)
+        return Verdict(value, std, measured, word, allowed, failed, left_out)
 
     if QUANTITIES[quantity].to_baseline and cell.method == table.baseline:
         begun = any(run.done for run in runs)
-        return Verdict(value, std, None, "" if begun else NOT_RUN, None, failed)
+        return Verdict(value, std, None, "" if begun else NOT_RUN, None, failed, left_out)
     if quantity == "accuracy" and failed:
         rounds = cell.config(variant=variant).rounds
         through = [r.accuracy[rounds - 1] for r in runs if r.failed is None and r.done >= rounds]
@@ -115,19 +120,22 @@ def judge(
         return said("")
     if quantity in table.of_something_else or (variant is not None and variant.stand_in):
         return said(STAND_IN)
-    allowed = tolerance(paper, quantity, std, measured.summary.std)
+    if value == NEVER:
+        return said(REPRODUCED if measured.never == measured.summary.n else NOT_REPRODUCED)
+    allowed = tolerance(paper, quantity, std)
     # As it is shown and published, in so many digits: a difference that is shown as the limit is within it.
     off = abs(round(measured.summary.mean, QUANTITIES[quantity].digits) - value)
     return said(REPRODUCED if off <= allowed + ROUNDING else NOT_REPRODUCED, allowed)
 
 
-def tolerance(paper: Paper, quantity: str, published: float | None, ours: float | None) -> float:
-    """Twice the larger of the two spreads; without a published one, the paper's usual one."""
-    least = QUANTITIES[quantity].tolerance
-    if quantity != "accuracy":
-        return max(least, SPREADS * max(published or 0.0, ours or 0.0))
-    spread = published if published is not None else (paper.usual_std or UNKNOWN_STD)
-    return max(least, SPREADS * max(spread, ours or 0.0))
+def tolerance(paper: Paper, quantity: str, published: float | None) -> float:
+    """Twice the published spread; without one, the paper's usual one.
+
+    Ours does not enter: runs that are far from each other would reproduce anything.
+    """
+    if published is None and quantity == "accuracy":
+        published = paper.usual_std or UNKNOWN_STD
+    return max(QUANTITIES[quantity].tolerance, SPREADS * (published or 0.0))
 
 
 def measure(
@@ -143,13 +151,14 @@ def measure(
     at = config.rounds if complete else min(r.done for r in used.values())
     others: Mapping[int, Outcome] = {}
     if table.baseline is not None:
-        others = results.of(table.cell(cell.column, table.baseline).config_with(variant))
+        base = table.cell(cell.column, table.baseline)
+        others = results.of(base.config_with(variant), next(iter(used.values())).config.precision)
     kind = QUANTITIES[quantity]
     values = {}
     for seed, run in used.items():
         if not kind.follows_curve and run.done != at:
             continue
-        found = kind.of(Question(run, at, others.get(seed), cell.target, table.smoothing))
+        found = kind.of(Question(run, at, config.rounds, others.get(seed), cell.target, table.smoothing))
         if found is not None:
             values[seed] = float(found)
     if not values:
@@ -180,9 +189,10 @@ def best(paper: Paper, table: Table, cell: Cell, results: Results) -> str:
     return next((w for w in (REPRODUCED, NOT_REPRODUCED, PARTIAL) if w in found), found[0])
 
 
-def level(cell: Cell, results: Results, variant: Variant | None = None) -> Summary | None:
+def level(table: Table, cell: Cell, results: Results, variant: Variant | None = None) -> Summary | None:
     """Accuracy % over the last rounds of the cell's runs, and how far from round to round it swings in one.
 
+    It is accuracy as the paper reports it, a moving average where that is one, and swings as much as that.
     What is published is one round's. Its spread over trials hides the swing where all trials have drawn the
     same clients for that round.
     """
@@ -191,16 +201,18 @@ def level(cell: Cell, results: Results, variant: Variant | None = None) -> Summa
     if not last:
         return None
     levels = [
-        summary([100 * a for a in r.accuracy[max(0, last - LEVEL) : last]]) for r in runs if r.done >= last
+        summary([100 * a for a in smooth(r.accuracy[:last], table.smoothing)[-LEVEL:]])
+        for r in runs
+        if r.done >= last
     ]
     swings = [found.std for found in levels if found.std is not None]
     swing = math.sqrt(sum(s * s for s in swings) / len(swings)) if swings else None
     return Summary(sum(found.mean for found in levels) / len(levels), swing, len(levels))
 
 
-def level_agrees(cell: Cell, results: Results, variant: Variant | None = None) -> bool:
+def level_agrees(table: Table, cell: Cell, results: Results, variant: Variant | None = None) -> bool:
     """Whether the published accuracy is within one deviation of the last rounds' mean."""
-    published, found = cell.published.get("accuracy"), level(cell, results, variant)
+    published, found = cell.published.get("accuracy"), level(table, cell, results, variant)
     if published is None or published.value is None or found is None or found.std is None:
         return False
     return abs(found.mean - published.value) <= found.std
@@ -215,7 +227,9 @@ def gain(table: Table, cell: Cell, results: Results, variant: Variant | None = N
     if mine is None or theirs is None:
         return None
     config = cell.config(variant=variant)
-    runs, others = (_alive(results.of(c)) for c in (config, base.config_with(variant)))
+    runs = _alive(results.of(config))
+    precision = next((r.config.precision for r in runs.values()), None)
+    others = _alive(results.of(base.config_with(variant), precision))
     seeds = sorted(runs.keys() & others.keys())
     if not seeds:
         return None

@@ -14,16 +14,21 @@ from fedrecall.cli.options import DataRoot
 from fedrecall.errors import UserError
 from fedrecall.papers import PAPERS, Cell, Table, load_paper, table
 from fedrecall.papers.paper import Variant
-from fedrecall.papers.quantities import QUANTITIES
-from fedrecall.papers.reproduction import adopt, carry_out, plan
-from fedrecall.papers.results import FOLDER, Results, of_run, run_folder
+from fedrecall.papers.quantities import NEVER, QUANTITIES
+from fedrecall.papers.reproduction import DRAWN, adopt, carry_out, folder_of, plan
+from fedrecall.papers.results import FOLDER, Results, of_run, path_of
 from fedrecall.papers.verdicts import Verdict, gain, judge, tried
 from fedrecall.records import RunFolder
 
-RUNS = Path("runs/reproduction")
+RUNS, RESULTS = Path("runs/reproduction"), "results"
 
 ResultsFolder = Annotated[
-    Path, typer.Option("--results", help="Where results are kept, one small file a run.")
+    Path | None,
+    typer.Option(
+        "--results",
+        help="Where results are kept, one small file a run (default: `results` in --out).",
+        show_default=False,
+    ),
 ]
 
 
@@ -66,7 +71,7 @@ def reproduce_command(
     out_: Annotated[
         Path, typer.Option("--out", help="Where run folders are; those there are resumed.")
     ] = RUNS,
-    results: ResultsFolder = FOLDER,
+    results: ResultsFolder = None,
     from_: Annotated[
         list[Path] | None,
         typer.Option(
@@ -92,12 +97,13 @@ def reproduce_command(
         if not cells:
             raise UserError(f"the switch {variant.name} changes nothing in these cells of {name}.")
     seeds = seeds if seeds is not None else paper.trials or 3
+    results = results or out_ / RESULTS
     if from_:
         adopted = []
         for folder in from_:
             path, found, cell = adopt(chosen, folder, results)
             _say(f"{cell.key}, seed {found.seed}: {found.done} of {found.config.rounds} rounds in {path}")
-            _say(f"to go on with it here, move it to {run_folder(found.config, out_)}")
+            _say(f"to go on with it here, move it to {folder_of(chosen, found.config, out_)}")
             adopted.append(cell)
         cells, seeds = [c for c in cells if c in adopted], 0
     changes: dict[str, Any] = {
@@ -107,9 +113,12 @@ def reproduce_command(
         "checkpoint_every": checkpoint_every,
     }
     changes |= {k: v for k, v in (("workers", workers), ("rounds", rounds)) if v is not None}
-    plans = plan(chosen, cells, range(seeds), Results.load(results), out_, variant, **changes)
+    known = Results.load(results)
+    plans = plan(chosen, cells, range(seeds), known, out_, variant, **changes)
     if seeds and not plans:
         _say("nothing is missing: all of it has been run.")
+    for kept in (r for c in cells for r in known.of(c.config(variant=variant)).values() if r.failed):
+        _say(f"a run failed ({kept.failed}); to try it again, delete {path_of(kept.config, results)}")
     left_out: list[str] = []
     try:
         if plans:
@@ -130,10 +139,14 @@ def comparison(chosen: Table, cells: list[Cell], results: Results, variant: Vari
     shown = Shown(
         title=f"{chosen.paper}/{chosen.name}: {chosen.title}" + (f" ({variant.name})" if variant else "")
     )
-    for heading in ("column", "method", "what", "published", "measured", "n", "rounds", "difference"):
+    for heading in ("column", "method", "what", "published", "measured", "n", "rounds", "off by"):
         shown.add_column(heading, justify="left" if heading in ("column", "method", "what") else "right")
-    shown.add_column("within the published spread")
+    shown.add_column("in its spread")
     shown.add_column("verdict")
+    runs = [r for cell in cells for r in results.of(cell.config(variant=variant)).values()]
+    precisions = sorted({r.config.precision for r in runs})
+    if precisions not in ([], ["float32"]):
+        shown.caption = f"Computed in {' or '.join(precisions)}, each cell in one."
     for cell in cells:
         for quantity in chosen.quantities:
             v = judge(paper, chosen, cell, quantity, results, variant)
@@ -147,13 +160,18 @@ def comparison(chosen: Table, cells: list[Cell], results: Results, variant: Vari
                 f"{v.measured.rounds} of {cell.settings['rounds']}" if v.measured else "",
                 difference_text(v, quantity),
                 {True: "yes", False: "no", None: ""}[v.within],
-                v.word + (f" ({v.failed} failed)" if v.failed else ""),
+                v.word + _excluded(v),
             )
         g = gain(chosen, cell, results, variant)
         if g is not None:
             text = f"{g.measured.mean:+.2f} at round {g.rounds}"
             shown.add_row(cell.column, cell.method, f"over {chosen.baseline}", f"{g.published:+.2f}", text)
     return shown
+
+
+def _excluded(v: Verdict) -> str:
+    said = f" ({v.failed} failed)" if v.failed else ""
+    return said + (f" ({v.left_out:,} visits left out)" if v.left_out else "")
 
 
 def published_text(cell: Cell, quantity: str) -> str:
@@ -163,6 +181,8 @@ def published_text(cell: Cell, quantity: str) -> str:
         return "failed"
     if p is None or p.value is None:
         return "–"
+    if p.value == NEVER:
+        return "never"
     digits = QUANTITIES[quantity].digits
     return f"{p.value:.{digits}f}" + (f" ± {p.std:.{digits}f}" if p.std is not None else "")
 
@@ -179,11 +199,14 @@ def difference_text(v: Verdict, quantity: str) -> str:
     return "" if v.difference is None else f"{v.difference:+.{QUANTITIES[quantity].digits}f}"
 
 
-def list_papers(results: Path = FOLDER) -> Shown:
-    """Every table and figure, how much of it has been measured, with a switch or without, and on what."""
+def list_papers(*folders: Path) -> Shown:
+    """Every table and figure, how much of it has been measured, with a switch or without, and on what.
+
+    Measured, that is, in these folders: by default with the repository's results and those of `reproduce`.
+    """
     from fedrecall.reports.figures import FIGURES
 
-    found = Results.load(results)
+    found = Results(r for folder in folders or (FOLDER, RUNS / RESULTS) for r in Results.load(folder))
     shown = Shown(box=None, pad_edge=False)
     shown.add_column("name", style="bold", no_wrap=True)
     for heading in ("cells", "begun", "finished"):
@@ -199,7 +222,7 @@ def list_papers(results: Path = FOLDER) -> Shown:
                 any(r.done >= c.settings["rounds"] or r.failed for r in mine)
                 for c, mine in zip(t.cells, runs, strict=True)
             )
-            machines = sorted({r.machine for mine in runs for r in mine})
+            machines = sorted({m for mine in runs for r in mine for m in r.machines})
             shown.add_row(
                 f"{paper}/{t.name}",
                 str(len(t.cells)),
@@ -243,10 +266,10 @@ def _draw(
 ) -> None:
     from fedrecall.reports.figures import draw
 
-    folders = [run_folder(c.config(0, variant, **how), out_) for c in cells]
+    folders = [folder_of(chosen, c.config(DRAWN, variant, **how), out_) for c in cells]
     folders = [f for f in folders if RunFolder(f).started]
     if not folders:
-        _say(f"no figure: there is no run folder of seed 0 under {out_}.")
+        _say(f"no figure: there is no run folder of seed {DRAWN} under {out_}.")
         return
     for folder in folders:
         done = of_run(folder).done

@@ -138,6 +138,11 @@ class ConfusionMatrices(SpecialConfusion):
         "Confusion matrices (rows: true class, scaled to one) of the global model that a client was sent, "
         "and of the client's model after training with each algorithm; the bars are the client's labels."
     )
+    commands: ClassVar[tuple[str, ...]] = (
+        "fedrecall run --dataset cifar10 --model lenet_cifar --algorithm fedavg --partition dirichlet:0.5 "
+        "--clients 10 --sample 10 --rounds 10 --batch-size 64 --local-epochs 10 --lr-decay 1 --augmentation "
+        "crop+flip --auxiliary-per-class 64",
+    )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
         """A matrix for every model."""
