@@ -24,6 +24,15 @@ def test_the_last_two_checkpoints_are_kept(folder):
     assert torch.equal(next(folder.checkpoints()).arrays["w"], torch.full((3,), 3.0))
 
 
+def test_the_millionth_round_comes_after_the_others(folder):
+    for number in (999_998, 999_999, 1_000_000, 1_000_001):
+        save(folder, number)
+    assert [c.round_number for c in folder.checkpoints()] == [1_000_001, 1_000_000]
+    folder.append({"round": 1})
+    folder.rewind(1_000_000)
+    assert [c.round_number for c in folder.checkpoints()] == [1_000_000]
+
+
 @pytest.mark.parametrize("suffix", ["json", "safetensors"])
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder, suffix):
     save(folder, 1)

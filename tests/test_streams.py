@@ -1,3 +1,6 @@
+import math
+
+import pytest
 import torch
 
 from fedrecall import streams
@@ -19,3 +22,11 @@ def test_numpy_streams_are_keyed_alike():
     a = streams.numpy_stream(0, "x").random(3)
     assert (a == streams.numpy_stream(0, "x").random(3)).all()
     assert (a != streams.numpy_stream(0, "y").random(3)).any()
+
+
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
+def test_secret_numbers_are_inside_their_interval_whatever_bytes_they_are_made_of(byte, monkeypatch):
+    monkeypatch.setattr(streams.os, "urandom", lambda count: byte * count)
+    (number,) = streams.secret_uniforms(1).tolist()
+    assert 0 < number < 1
+    assert math.isfinite(torch.special.ndtri(torch.tensor(number, dtype=torch.float64)))

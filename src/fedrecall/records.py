@@ -91,7 +91,7 @@ class RunFolder:
         self._write(kept)
         for later in (self.path / "checkpoints").glob("round-*.json"):
             # Else a damaged checkpoint would count as one of those to keep, in place of a sound one.
-            if later.stem > _stem(round_number):
+            if _number(later) > round_number:
                 later.unlink(missing_ok=True)
         return kept
 
@@ -116,7 +116,7 @@ class RunFolder:
         """Delete all but the last checkpoints, and what a kill left of others; returns the memory files
         that those which stay name."""
         folder = self.path / "checkpoints"
-        kept = sorted(folder.glob("round-*.json"))[-KEPT:]
+        kept = sorted(folder.glob("round-*.json"), key=_number)[-KEPT:]
         stems = {path.stem for path in kept}
         for path in sorted(folder.glob("round-*")):  # a manifest before its arrays
             if path.stem not in stems:
@@ -131,7 +131,7 @@ class RunFolder:
 
     def checkpoints(self, refused: list[str] | None = None) -> Iterator[Checkpoint]:
         """The checkpoints that can be read whole, newest first; ``refused`` gets why others cannot be."""
-        for path in sorted((self.path / "checkpoints").glob("round-*.json"), reverse=True):
+        for path in sorted((self.path / "checkpoints").glob("round-*.json"), key=_number, reverse=True):
             try:
                 found = _manifest(path)
                 arrays = files.read_arrays(path.with_suffix(".safetensors"), found["arrays"])
@@ -319,6 +319,12 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 def _stem(round_number: int) -> str:
     return f"round-{round_number:06d}"
+
+
+def _number(path: Path) -> int:
+    """The round in a checkpoint's name, as a number: text would put the millionth before the others."""
+    number = path.stem.removeprefix("round-")
+    return int(number) if number.isdecimal() else 0
 
 
 def _digest(manifest: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.algorithms.hooks import Cohort
 from fedrecall.backends.backend import Backend, Job
 from fedrecall.data.client import ClientData
+from fedrecall.errors import Diverged
 from fedrecall.memories import Memories
 from fedrecall.models.model import Model
 from fedrecall.training import Visit
@@ -132,7 +133,10 @@ def _with_constants(model: Model, visit: Visit, down: Any) -> Visit:
 
 
 def combine(algorithm: FedAvg, server: Any, visits: Sequence[Sequence[Visit]], population: int) -> Any:
-    """Aggregate what arrived; the server's state stays as it was if nothing did."""
+    """Aggregate what arrived; the server's state stays as it was if nothing did.
+
+    Each upload may be sound and what they make not be: a division by zero steps, sums that overflow.
+    """
     kept: list[tuple[int, int, Visit, float]] = []  # chain, link, visit, examples that it stands for
     for g, chain in enumerate(visits):
         good = [(link, v) for link, v in enumerate(chain) if v.failure is None]
@@ -150,4 +154,7 @@ def combine(algorithm: FedAvg, server: Any, visits: Sequence[Sequence[Visit]], p
         chain=[g for g, *_ in kept],
         link=[link for _, link, *_ in kept],
     )
-    return algorithm.aggregate(server, trees.stack([v.up for _, _, v, _ in kept], copy=False), cohort)
+    made = algorithm.aggregate(server, trees.stack([v.up for _, _, v, _ in kept], copy=False), cohort)
+    if not trees.finite(made):
+        raise Diverged("what the round's uploads make holds NaN or Inf. The last good model is kept.")
+    return made

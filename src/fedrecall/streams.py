@@ -34,5 +34,5 @@ def numpy_stream(seed: int, *path: int | str) -> np.random.Generator:
 
 def secret_uniforms(count: int) -> Tensor:
     """Numbers in (0, 1), float64, that nobody can compute: made of the operating system's random bytes."""
-    bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
-    return torch.from_numpy((bits + 0.5) * 2.0**-53)
+    bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(12)
+    return torch.from_numpy((bits + 0.5) * 2.0**-52)  # exact: with one more bit the largest would round to 1

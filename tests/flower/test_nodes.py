@@ -16,6 +16,7 @@ from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
 from fedrecall.flower import hosting, server, wire
 from fedrecall.flower.wire import Report
+from fedrecall.records import RunFolder
 
 BASE = {
     "clients": 3,
@@ -441,6 +442,39 @@ def alone_second_round(after_first: Experiment, leave_out: int):
     return trees.transform(mean, *(v.up.weights for v in good))
 
 
+def lying(folder: Path, round_number: int, name: str, change) -> Grid:
+    """Nodes of which client 1 sends something else under this name in this round, well formed as it is."""
+    held = nodes(folder)
+    liar = next(node for node, own in held.items() if own["client"] == 1)
+
+    def tamper(node: int, reply: Message) -> Message:
+        sent = grid.sent[-1].metadata
+        now = sent.message_type == "train" and sent.group_id == str(round_number)
+        return changed(name, change)(reply) if node == liar and now else reply
+
+    grid = Grid(held, tamper)
+    return grid
+
+
+def test_an_upload_that_makes_the_model_nan_is_not_saved_and_the_run_can_go_on(tmp_path):
+    run = {"algorithm": "fednova", "rounds": 3, "out": str(tmp_path / "run")}
+    with pytest.raises(UserError, match="uploads make holds NaN or Inf\\. The last good model is kept"):
+        play(lying(tmp_path / "nodes", 2, "steps", torch.zeros_like), **run)
+    [kept] = RunFolder(tmp_path / "run").checkpoints()
+    assert kept.round_number == 1
+    assert trees.finite(dict(kept.arrays))
+    result = play(Grid(nodes(tmp_path / "nodes")), **run, resume=True)
+    same(result.weights, alone(algorithm="fednova", rounds=3).server.weights)
+
+
+@pytest.mark.parametrize("said", [[-0.5, 1.0, 1.0], [1e308, 1e308, 1e308], [0.0, 0.0, 0.0]])
+def test_labels_that_cannot_be_do_not_end_a_run_with_teachers(said, tmp_path):
+    grid = lying(tmp_path, 1, "distribution", lambda t: torch.tensor(said, dtype=t.dtype))
+    result = play(grid, algorithm="sfedkd:teachers=2", rounds=2)
+    assert [r["failures"] for r in result.history] == [[], []]
+    assert trees.finite(result.weights)
+
+
 def test_too_few_uploads_stop_the_run_which_can_be_resumed(tmp_path):
     silent = {"on": True}
 
@@ -815,6 +849,36 @@ def test_statistics_are_those_of_all_examples_together():
     assert std == pytest.approx(together.std((0, 2), correction=0).tolist())
 
 
+def test_a_channel_that_never_varies_at_one_node_does_so_in_the_statistics_of_all():
+    from fedrecall.data.store import statistics
+    from fedrecall.flower.nodes import _pooled
+
+    stream = torch.Generator().manual_seed(0)
+    drawn = [torch.randint(90, 120, (n, 1, 6, 6), generator=stream, dtype=torch.uint8) for n in (4, 9)]
+    for parts in ([torch.full((5, 1, 6, 6), 7, dtype=torch.uint8), *drawn], [drawn[0] * 0, drawn[1] * 0]):
+        said = [
+            wire.Announcement(k, len(x), 0, [1, 6, 6], ["a"], *(t.tolist() for t in statistics(x)))
+            for k, x in enumerate(parts)
+        ]
+        mean, std = _pooled(said)
+        expected = statistics(torch.cat(parts))
+        assert mean == pytest.approx(expected[0].tolist())
+        assert std == pytest.approx(expected[1].tolist())
+
+
+def test_what_nodes_call_their_classes_is_printed_in_one_short_line(tmp_path):
+    names = value(classes=["\x1b]0;owned\x07\n[INFO] all is well", "x" * 10**6, "c"])
+
+    def tamper(node: int, reply: Message) -> Message:
+        return names(reply) if node == 1000 and reply.metadata.message_type == "query" else reply
+
+    grid = Grid(nodes(tmp_path), tamper)
+    with pytest.raises(UserError, match="name different classes") as error:
+        play(grid)
+    assert len(str(error.value)) < 2000
+    assert str(error.value).isprintable()
+
+
 def tampered_task(grid: Grid, kind: str, change) -> Message:
     """What the node answers to a server that sends this."""
     sent = next(m for m in grid.sent if m.metadata.message_type == kind)
@@ -830,6 +894,7 @@ SERVER_LIES = {
     "undeclared value": (value(query="SELECT"), "undeclared 'query'"),
     "undeclared record": (record("more", ConfigRecord({"a": 1})), "undeclared record 'more'"),
     "another client": (value(client=7), "not 7"),
+    "no round": (value(round=-5), "of no round"),
     "path as a run's name": (value(run="../../../etc"), "hexadecimal"),
 }
 

@@ -161,12 +161,13 @@ class MultiTeacher(FedSeq):
     def aggregate(self, server: Server, ups: Up, cohort: Cohort) -> Server:
         """The mean of the chains' last models, and the next round's teachers among all models."""
         number = int(server.round) + 1
-        chosen = torch.tensor(self.choose(ups.distribution, number), dtype=torch.int64)
+        said = ups.distribution.clamp(0, 1)  # whatever a client says: a share
+        chosen = torch.tensor(self.choose(said, number), dtype=torch.int64)
         teachers: Weights = trees.transform(lambda t: t[chosen.to(t.device)], ups.weights)
         return Server(
             cohort.mean(ups.weights),
             teachers,
-            ups.distribution[chosen.to(ups.distribution.device)],
+            said[chosen.to(said.device)],
             server.round + 1,
         )
 

@@ -196,6 +196,8 @@ def make_test(node: Node, content: RecordDict) -> RecordDict:
 
 def _prepare(node: Node, task: Task) -> tuple[FedAvg, Model, Silo, Config]:
     _check_mine(node, task.client)
+    if task.round < 1 or task.remembered < 0:
+        raise Malformed("the server's task is of no round")
     config = _config(node, task.config)
     silo = Silo(
         node, config, wire.values(wire.from_json(task.data, "the task's data"), Data, "the task's data")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fedrecall import config as configs
 from fedrecall import privacy, specs
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.multi_teacher import MultiTeacher
 from fedrecall.config import Config
 from fedrecall.errors import UserError
 from fedrecall.experiment import chain_count
@@ -76,6 +77,16 @@ def _check_secret(config: Config) -> None:
         raise UserError(
             "private draws its noise from the run's seed, which every node is told and could subtract: say "
             "secret=true in its settings, or simulate the federation with fedrecall run."
+        )
+    if (
+        isinstance(algorithm, MultiTeacher)
+        and algorithm.share in ("laplace", "gaussian")
+        and algorithm.noise
+        and not algorithm.secret_noise
+    ):
+        raise UserError(
+            f"share={algorithm.share} draws its noise from teacher_seed, which every node is told and could "
+            "subtract: say secret_noise=true in its settings, or simulate the federation with fedrecall run."
         )
     if algorithm.secret and config.checkpoint_every > 1:
         raise UserError(

@@ -490,9 +490,11 @@ def _pooled(said: Sequence[Announcement]) -> tuple[list[float], list[float]]:
     share = np.array([a.examples for a in said], np.float64)
     share /= share.sum()
     means, stds = np.array([a.mean for a in said]), np.array([a.std for a in said])
+    if len(first.shape) == 3:  # pixels from 0 to 1 deviate by 0.5 at most: 1 is said of what never varies
+        stds[stds == 1.0] = 0.0
     mean = share @ means
-    variance = share @ (stds**2 + (means - mean) ** 2)
-    return mean.tolist(), np.sqrt(np.maximum(variance, 1e-12)).tolist()
+    std = np.sqrt(share @ (stds**2 + (means - mean) ** 2))
+    return mean.tolist(), np.where(std > LEAST_STD, std, 1.0).tolist()
 
 
 def _for_nodes(config: Config) -> dict[str, Any]:
@@ -501,5 +503,5 @@ def _for_nodes(config: Config) -> dict[str, Any]:
 
 
 def _some(items: Sequence[object]) -> str:
-    shown = ", ".join(map(str, items[:10]))
+    shown = ", ".join(wire.tidy(str(item)) for item in items[:10])
     return shown if len(items) <= 10 else f"{shown} and {len(items) - 10} more"

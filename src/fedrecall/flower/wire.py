@@ -24,6 +24,8 @@ from fedrecall.errors import Malformed, printable
 
 FORMAT = "safetensors"
 LONGEST_REASON = 500
+LARGEST = 2**53
+"""Up to which a whole number is one of floating point, too."""
 LONGEST_VISIT = 10**8
 """Seconds; three years."""
 
@@ -282,7 +284,7 @@ def _is(value: Any, hint: Any) -> bool:
         inner = typing.get_args(hint)[0]
         return isinstance(value, list) and all(_is(item, inner) for item in value)
     if hint is float:
-        return type(value) in (int, float) and math.isfinite(value)
+        return abs(value) <= LARGEST if type(value) is int else type(value) is float and math.isfinite(value)
     return type(value) is hint
 
 
