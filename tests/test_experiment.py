@@ -89,6 +89,23 @@ def test_what_made_a_run_names_the_gpu_that_it_ran_on(monkeypatch):
         assert environment(torch.device(device) if device else None)["gpu"] == name
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            "/bin/flwr-serverapp --insecure --token 5ec4 --run 3",
+            "flwr-serverapp --insecure --token '***' --run 3",
+        ),
+        ("x --api-key=5ec4 --wandb-api-key 5ec4 run", "x '--api-key=***' --wandb-api-key '***' run"),
+        ("x run --algorithm private:secret=true,noise=1", "x run --algorithm private:secret=true,noise=1"),
+        ("x --token", "x --token"),
+    ],
+)
+def test_a_command_is_kept_without_its_secrets(given, said, monkeypatch):
+    monkeypatch.setattr("sys.argv", given.split())
+    assert environment()["command"] == said
+
+
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_revision_is_that_of_the_code_and_says_whether_it_was_changed(tmp_path):
     def git(*words):

@@ -255,3 +255,9 @@ def test_trackio(tmp_path, monkeypatch):
     found = {step: json.loads(metrics)["accuracy"] for step, metrics in rows}
     assert found == {r["round"]: pytest.approx(r["accuracy"]) for r in history}
     assert len(rows) == 3
+
+
+def test_a_password_in_a_services_address_is_refused():
+    with pytest.raises(UserError, match="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"):
+        sinks.SINKS.make("mlflow:uri=http://bob:hunter2@host:5000")
+    assert sinks.SINKS.make("mlflow:uri=http://bob@host:5000").uri == "http://bob@host:5000"

@@ -2,6 +2,7 @@
 
 import hashlib
 import platform
+import re
 import secrets
 import shlex
 import signal
@@ -685,7 +686,7 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
     which = device if device is not None and device.type == "cuda" else None
     gpu = torch.cuda.get_device_name(which) if torch.cuda.is_available() else None
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(sys.argv),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "versions": versions,
@@ -695,6 +696,20 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "gpu": gpu,
         "git": git_revision(),
     }
+
+
+def _command(words: Sequence[str]) -> str:
+    """A command line without what an option of it is to keep secret, such as the token that Flower gives."""
+    shown, hide = [Path(words[0]).name], False
+    for word in words[1:]:
+        option, equals, _ = word.partition("=")
+        secret = _SECRET.search(option) is not None
+        shown.append("***" if hide else f"{option}=***" if secret and equals else word)
+        hide = secret and not equals
+    return shlex.join(shown)
+
+
+_SECRET = re.compile(r"^--?.*(token|password|secret|credential|api-?key)", re.IGNORECASE)
 
 
 def _cpu_name() -> str:

@@ -17,6 +17,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from fedrecall import files
 from fedrecall.errors import UserError
@@ -97,6 +98,14 @@ class MLflow(Service):
     experiment: str = "fedrecall"
     """MLflow experiment."""
     package: ClassVar[str] = "mlflow"
+
+    def __post_init__(self) -> None:
+        """Refuse a password: this becomes part of the run's config, which the report shows."""
+        if urlsplit(self.uri or "").password is not None:
+            raise UserError(
+                "mlflow's uri holds a password, which the run folder and its report would show: leave it out "
+                "and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment."
+            )
 
     def open(self, name: str, folder: Path | None, config: Mapping[str, Any]) -> Log:
         """The MLflow run of this run folder, or a new one."""

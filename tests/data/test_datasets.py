@@ -619,6 +619,14 @@ def test_bad_parquet_is_one_sentence(tmp_path, images, labels, said):
     assert "\n" not in str(raised.value)
 
 
+def test_a_part_of_the_data_may_have_a_single_class(tmp_path):
+    folder = image_folder(tmp_path / "mine")
+    only_one_class(folder)
+    assert load(f"folder:{folder}", part=True).class_names == ("cat",)
+    with pytest.raises(UserError, match="only the class 'cat'"):
+        load(f"folder:{folder}")
+
+
 def test_labels_outside_their_names_are_refused(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -60,7 +60,10 @@ def test_dashes_and_dots_are_understood():
         ({"clients": 4, "backend": "ray"}, "backend cannot be set in a federation"),
         ({"clients": 4, "algorithm": "private:fedavg"}, "which every node is told .* say secret=true"),
         ({"clients": 4, "algorithm": "sfedkd:share=laplace"}, "every node is told .* say secret_noise=true"),
-        ({"clients": 4, "algorithm": "fedseq+ca-mkd:share=gaussian"}, "every node is told .* say secret_noise=true"),
+        (
+            {"clients": 4, "algorithm": "fedseq+ca-mkd:share=gaussian"},
+            "every node is told .* say secret_noise=true",
+        ),
         (
             {"clients": 4, "algorithm": "private:fedavg,secret=true", "checkpoint_every": 2},
             "leave checkpoint_every at 1",

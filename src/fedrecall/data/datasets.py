@@ -63,7 +63,11 @@ class Recipe(ABC):
 
 
 def load(
-    spec: str | Mapping[str, Any] | Recipe, root: Path | None = None, cache: Path | None = None
+    spec: str | Mapping[str, Any] | Recipe,
+    root: Path | None = None,
+    cache: Path | None = None,
+    *,
+    part: bool = False,
 ) -> Dataset:
     """A data set by name, with parameters, or from a folder that ``export`` wrote.
 
@@ -71,7 +75,17 @@ def load(
     ``export`` writes them (``root/cifar10``); its default is the environment's FEDRECALL_DATA. Where a
     root is named, nothing is taken from the hub; where none is, what it sent before is used again.
     ``cache`` holds what was decoded; its default is FEDRECALL_CACHE, else ``~/.cache/fedrecall``.
+    ``part``: it is a part of the data alone, which may have a single class.
     """
+    found = _load(spec, root, cache)
+    if found.classes < 2 and not part:
+        only = found.class_names[0]
+        source = spec if isinstance(spec, str) else found.name
+        raise UserError(f"{source} has only the class {only!r}; at least two are needed.")
+    return found
+
+
+def _load(spec: str | Mapping[str, Any] | Recipe, root: Path | None, cache: Path | None) -> Dataset:
     recipe = spec if isinstance(spec, Recipe) else DATASETS.make(spec)
     if not isinstance(recipe, Recipe):
         raise UserError(f"dataset {spec!r} does not derive from fedrecall.data.datasets.Recipe.")

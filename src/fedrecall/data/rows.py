@@ -66,7 +66,7 @@ def join(
         train, test = hold_out(train, held_out, seed)
         if not test.y:
             raise UserError(f"{source} has no test split and too few examples to hold some out.")
-    class_names, code = _classes(train, source, names)
+    class_names, code = _classes(train, names)
     tensors = []
     for rows in (train, test):
         for label, where in zip(rows.y, rows.where, strict=True):
@@ -97,12 +97,10 @@ def join(
     return Dataset(name, tuple(class_names), *splits, mean, std, table and standardise)
 
 
-def _classes(train: Rows, source: str, names: list[str] | None) -> tuple[list[str], dict[Label, int]]:
+def _classes(train: Rows, names: list[str] | None) -> tuple[list[str], dict[Label, int]]:
     if names is not None:
         return names, dict(zip(range(len(names)), range(len(names)), strict=True))
     found = sorted(set(train.y), key=lambda label: (isinstance(label, str), label))
-    if len(found) < 2:
-        raise UserError(f"{source} has only the class {str(found[0])!r}; at least two are needed.")
     return [str(label) for label in found], {label: i for i, label in enumerate(found)}
 
 

@@ -127,7 +127,7 @@ class Silo:
 
 @lru_cache(maxsize=4)
 def _read(spec: str, root: str | None) -> Dataset:
-    return load(spec, root=None if root is None else Path(root))
+    return load(spec, root=None if root is None else Path(root), part=True)
 
 
 def held(node: Node) -> Dataset:

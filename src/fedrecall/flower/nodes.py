@@ -233,6 +233,8 @@ class Nodes:
                     f"clients {first.client} and {other.client} name different classes, {_some(names)} and "
                     f"{_some(other.classes)}: give class_names, all of them in one order."
                 )
+        if len(names) < 2:
+            raise UserError(f"all clients have only the class {_some(names)}; at least two are needed.")
         if self.before is not None:
             self.facts = self.before
             shape, data = self.before

@@ -183,10 +183,14 @@ def _forking() -> Any:
             return LaunchResult.accepted()
 
         def reconcile(self) -> None:
-            """Bury children that have ended."""
+            """Bury children that have ended, and say of whom the system killed."""
             try:
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+                while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                    code = os.waitstatus_to_exitcode(found[1])
+                    if code < 0 and -code not in (signal.SIGINT, signal.SIGTERM):
+                        how = f"was killed by signal {-code}: is there enough memory?"
+                        sys.stderr.write(f"fedrecall-supernode: the process of a task {how}\n")
+                        sys.stderr.flush()
             except ChildProcessError:
                 pass
 
