@@ -12,6 +12,8 @@ from tests.flower.grids import Grid
 from fedrecall import config as configs
 from fedrecall import files, trees
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.data.augmentation import plain
+from fedrecall.data.datasets import load as load_data
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
 from fedrecall.flower import hosting, server, wire
@@ -80,7 +82,7 @@ def test_a_federation_computes_what_one_machine_does(name, chains, tmp_path):
 
 
 def test_what_nodes_keep_is_counted_though_the_server_has_receipts_alone(tmp_path):
-    algorithm = "sfedkd:share=laplace,teachers=2"
+    algorithm = "sfedkd:share=laplace,teachers=2,secret_noise=true"
     result, expected = play(Grid(nodes(tmp_path)), algorithm=algorithm), alone(algorithm=algorithm)
     found = [[r["memory_bytes"] for r in history] for history in (result.history, expected.history)]
     assert found == [[3 * 8] * 3] * 2  # a share of every class in double precision
@@ -259,7 +261,8 @@ def test_statistics_of_tables_may_be_large():
     from fedrecall.flower.nodes import _plausible
 
     assert _plausible([2], [-1e9, 0.0], [1e10, 1e-5])
-    assert not _plausible([2], [-1e13, 0.0], [1.0, 1.0])
+    assert _plausible([2], [1.7e18, 0.0], [1e17, 1.0])  # nanoseconds since 1970
+    assert not _plausible([2], [-1e31, 0.0], [1.0, 1.0])
     assert not _plausible([1, 8, 8], [2.0], [1.0])
     assert not _plausible([1, 8, 8], [math.nan], [1.0])
 
@@ -907,3 +910,41 @@ def test_a_node_refuses_what_is_not_declared(case, tmp_path):
     reply = tampered_task(grid, "train", change)
     assert set(reply.content) == {"values"}
     assert said in reply.content["values"]["reason"]
+
+
+def test_a_table_in_parts_is_standardised_as_a_whole(tmp_path, monkeypatch):
+    """Each node has read its rows alone, one with another mean, one with a column that never varies there."""
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    stream = torch.Generator().manual_seed(0)
+    rows: list[list[str]] = []
+    for k, (centre, spread) in enumerate(((0.0, 1.0), (1.7e9, 3.0), (100.0, 0.0))):
+        drawn = torch.randn(20, 2, generator=stream, dtype=torch.float64)
+        drawn[:, 0] = centre + spread * drawn[:, 0]
+        rows.append([f"{a!r},{b!r},{'xyz'[i % 3]}" for i, (a, b) in enumerate(drawn.tolist())])
+        write_table(tmp_path / f"silo{k}", rows[-1], rows[-1][:3])
+    write_table(
+        tmp_path / "whole", [r for part in rows for r in part], [r for part in rows for r in part[:3]]
+    )
+    held = nodes(tmp_path / "m", divide=False)
+    for own in held.values():
+        own["data"] = f"folder:{tmp_path}/silo{own['client']}"
+    settings = {"dataset": "", "auxiliary_per_class": "", "model": "mlp:4", "rounds": 1}
+    grid = Grid(held)
+    play(grid, **settings)
+    task = next(m for m in grid.sent if m.metadata.message_type == "train")
+    said = wire.from_json(task.content["values"]["data"], "the data")
+    whole = load_data(f"folder:{tmp_path}/whole")
+    assert said["mean"] == pytest.approx(whole.columns.mean)
+    assert said["std"] == pytest.approx(whole.columns.std)
+    at = 0
+    for k in range(3):
+        part = load_data(f"folder:{tmp_path}/silo{k}").restandardised(said["mean"], said["std"])
+        x = plain(part.train.x, part.mean, part.std)
+        torch.testing.assert_close(x, whole.train.x[at : at + len(x)], rtol=1e-4, atol=1e-5)
+        at += len(x)
+
+
+def write_table(folder: Path, train: list[str], test: list[str]) -> None:
+    folder.mkdir()
+    for split, rows in (("train", train), ("test", test)):
+        (folder / f"{split}.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedrecall.data.images import Pixels
-from fedrecall.data.store import Dataset, Split, statistics
+from fedrecall.data.store import Columns, Dataset, Split, statistics
 from fedrecall.errors import UserError
 from fedrecall.streams import numpy_stream
 
@@ -73,7 +73,7 @@ def join(
             if label not in code:
                 raise UserError(f"{where} has the label {label!r}, which {_expected(class_names, names)}.")
         tensors.append(torch.tensor([code[label] for label in rows.y], dtype=torch.int64))
-    table = train.x[0].dtype != np.uint8
+    table, moved = train.x[0].dtype != np.uint8, None
     if not table:
         grey = all(image.ndim == 2 for rows in (train, test) for image in rows.x)
         height, width = train.x[0].shape[:2]
@@ -87,6 +87,7 @@ def join(
         centre, spread = np.zeros(columns), np.ones(columns)
         if standardise:
             centre, spread = wide_train.mean(0), wide_train.std(0)
+            moved = Columns(centre.tolist(), spread.tolist())
             spread[spread == 0] = 1
         x_train, x_test = (
             torch.from_numpy(((wide - centre) / spread).astype(np.float32))
@@ -94,7 +95,7 @@ def join(
         )
         mean, std = torch.zeros(columns), torch.ones(columns)
     splits = Split(x_train, tensors[0]), Split(x_test, tensors[1])
-    return Dataset(name, tuple(class_names), *splits, mean, std, table and standardise)
+    return Dataset(name, tuple(class_names), *splits, mean, std, moved)
 
 
 def _classes(train: Rows, names: list[str] | None) -> tuple[list[str], dict[Label, int]]:

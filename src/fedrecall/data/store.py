@@ -8,7 +8,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -33,6 +33,14 @@ class Split:
         return len(self.y)
 
 
+class Columns(NamedTuple):
+    """What a table's columns were like before they were standardised, in double precision."""
+
+    mean: list[float]
+    std: list[float]
+    """0 of a column that never varies, which was only moved."""
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A training and a test split with what is needed to normalise them. Its tensors are read only."""
@@ -45,8 +53,23 @@ class Dataset:
     """float32 ``[C]``: the training images' channel means on the scale 0 to 1 (tables: of the columns)."""
     std: Tensor
     """float32 ``[C]``: their standard deviations; 1 for a channel that never varies."""
-    standardised: bool = False
-    """Whether the examples themselves, a table's, have been moved and scaled by the training split."""
+    columns: Columns | None = None
+    """By what the examples themselves, a table's, have been moved and scaled; None: they were not."""
+
+    @property
+    def standardised(self) -> bool:
+        """Whether the examples themselves have been moved and scaled by the training split."""
+        return self.columns is not None
+
+    def restandardised(self, mean: Sequence[float], std: Sequence[float]) -> Dataset:
+        """The data set as if all of these had been the statistics of its images, or of its columns."""
+        centre, scale = (np.asarray(values, np.float64) for values in (mean, std))
+        if self.columns is not None:
+            own = np.asarray(self.columns.std)
+            own = np.where(own > 0, own, 1.0)
+            centre, scale = (centre - self.columns.mean) / own, scale / own
+        made = [torch.from_numpy(values.astype(np.float32)) for values in (centre, scale)]
+        return replace(self, mean=made[0].to(self.mean.device), std=made[1].to(self.mean.device))
 
     @property
     def classes(self) -> int:
@@ -102,9 +125,7 @@ def _arrays(dataset: Dataset) -> dict[str, Tensor]:
     return {name: t.contiguous() for name, t in zip(_ARRAYS, held, strict=True)}
 
 
-def _dataset(
-    name: str, class_names: Any, arrays: dict[str, Tensor], standardised: bool | None = None
-) -> Dataset:
+def _dataset(name: str, class_names: Any, arrays: dict[str, Tensor], standardised: Any = None) -> Dataset:
     """Put together what was read, or a ValueError when it does not fit together."""
     if not isinstance(class_names, list) or not all(isinstance(c, str) for c in class_names):
         raise ValueError("no class names")
@@ -121,9 +142,22 @@ def _dataset(
             raise ValueError("labels out of range")
     if train.x.ndim not in (2, 4) or any(arrays[n].shape != train.x.shape[1:2] for n in ("mean", "std")):
         raise ValueError("wrong shapes")
-    if standardised is None:  # written before this was noted: then every table was
-        standardised = train.x.is_floating_point()
-    return Dataset(name, tuple(class_names), train, test, arrays["mean"], arrays["std"], standardised)
+    columns = _columns(standardised, train.x)
+    return Dataset(name, tuple(class_names), train, test, arrays["mean"], arrays["std"], columns)
+
+
+def _columns(noted: Any, x: Tensor) -> Columns | None:
+    """What was noted of a table's columns; earlier, only whether they were standardised, or not even that."""
+    if noted is None:
+        noted = x.is_floating_point()  # then every table was
+    if noted is True:  # by what is not known, so as if they had been so from the first
+        return Columns([0.0] * x.shape[1], [1.0] * x.shape[1])
+    if noted is False:
+        return None
+    found = Columns(*([float(v) for v in values] for values in noted))
+    if not len(found.mean) == len(found.std) == x.shape[1] or min(found.std) < 0:
+        raise ValueError("columns that are not the table's")
+    return found
 
 
 def save(path: Path, dataset: Dataset) -> None:
@@ -134,7 +168,7 @@ def save(path: Path, dataset: Dataset) -> None:
         metadata = {
             "name": dataset.name,
             "class_names": json.dumps(dataset.class_names),
-            "standardised": json.dumps(dataset.standardised),
+            "standardised": json.dumps(dataset.columns or False),
         }
         save_file(_arrays(dataset), temporary, metadata)
         with open(temporary, "rb") as file:
@@ -150,8 +184,10 @@ def load(path: Path) -> Dataset | None:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
         standardised = json.loads(metadata.get("standardised", "null"))
+        if standardised is True:  # an earlier version did not note by what: made anew, it does
+            return None
         return _dataset(metadata["name"], json.loads(metadata["class_names"]), load_file(path), standardised)
-    except (OSError, safetensors.SafetensorError, ValueError, KeyError, RuntimeError):
+    except (OSError, safetensors.SafetensorError, ValueError, TypeError, KeyError, RuntimeError):
         return None
 
 
@@ -190,7 +226,7 @@ def export(dataset: Dataset, folder: Path, part_bytes: int = 60 * 2**20) -> list
         "class_names": dataset.class_names,
         "mean": dataset.mean.tolist(),
         "std": dataset.std.tolist(),
-        "standardised": dataset.standardised,
+        "standardised": dataset.columns or False,
         "parts": parts,
     }
     files.write_json(folder / _INDEX, index)  # last: a folder without it is not an export

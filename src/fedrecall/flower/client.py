@@ -18,7 +18,7 @@ from fedrecall.config import Config
 from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import make_model
 from fedrecall.flower import member, wire
-from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo
+from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo, own_statistics
 from fedrecall.flower.wire import (
     Announcement,
     Call,
@@ -113,7 +113,7 @@ def announce(node: Node, content: RecordDict) -> RecordDict:
     config = _config(node, question.config)
     silo = Silo(node, config)
     d = silo.dataset
-    pooled = config.normalisation == "data"
+    mean, std = own_statistics(d) if config.normalisation == "data" else ([], [])
     return wire.pack(
         Announcement(
             node.client,
@@ -121,8 +121,8 @@ def announce(node: Node, content: RecordDict) -> RecordDict:
             len(silo.test),
             list(d.shape),
             list(d.class_names),
-            d.mean.tolist() if pooled else [],
-            d.std.tolist() if pooled else [],
+            mean,
+            std,
         )
     )
 

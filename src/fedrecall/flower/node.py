@@ -154,8 +154,14 @@ def _agreed(dataset: Dataset, data: Data, client: int) -> Dataset:
         raise UserError(f"its examples have {len(dataset.mean)} channels, the federation's {len(data.mean)}.")
     numbers = torch.tensor([names.index(name) for name in dataset.class_names])
     train, test = (Split(s.x, numbers[s.y]) for s in (dataset.train, dataset.test))
-    mean, std = torch.tensor(data.mean), torch.tensor(data.std)
-    return replace(dataset, class_names=names, train=train, test=test, mean=mean, std=std)
+    return replace(dataset, class_names=names, train=train, test=test).restandardised(data.mean, data.std)
+
+
+def own_statistics(dataset: Dataset) -> tuple[list[float], list[float]]:
+    """Means and deviations of its images' channels, or of a table's columns as they were read."""
+    if dataset.columns is not None:
+        return dataset.columns.mean, dataset.columns.std
+    return dataset.mean.tolist(), dataset.std.tolist()
 
 
 class Kept:

@@ -37,7 +37,7 @@ INTRODUCTION = 60.0
 """Seconds that a node which comes later has to say who it is."""
 MOST_EXAMPLES = 10**9
 """Of one node: more cannot be true, and would outweigh everybody else's."""
-FARTHEST = {3: 1.001, 1: 1e12}
+FARTHEST = {3: 1.001, 1: 1e30}
 """Largest mean and deviation of a channel by the dimensions of an example: pixels are from 0 to 1."""
 LEAST_STD = 1e-12
 """Smallest deviation; of a channel that never varies it is 1."""
@@ -191,7 +191,9 @@ class Nodes:
         channels = said.shape[0] if self.config.normalisation == "data" else 0
         if not len(said.mean) == len(said.std) == channels:
             raise Malformed(f"client {said.client} gives {len(said.mean)} channel means, not {channels}")
-        if not _plausible(said.shape, said.mean, said.std):
+        # A table's column that never varies at a node deviates by 0 there.
+        std = [s or 1.0 for s in said.std] if len(said.shape) == 1 else said.std
+        if not _plausible(said.shape, said.mean, std):
             raise Malformed(
                 f"client {said.client} gives channel means {_some(said.mean)} and deviations "
                 f"{_some(said.std)}, which its examples cannot have"

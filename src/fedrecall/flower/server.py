@@ -22,7 +22,7 @@ from fedrecall.experiment import DTYPES, Experiment, Result, device_of, normalis
 from fedrecall.flower import hosting as hostings
 from fedrecall.flower import wire
 from fedrecall.flower.hosting import Hosting
-from fedrecall.flower.node import ELSEWHERE
+from fedrecall.flower.node import ELSEWHERE, own_statistics
 from fedrecall.flower.nodes import Facts, Nodes, Receipt
 from fedrecall.flower.wire import Data
 from fedrecall.measures.accuracy import Evaluation
@@ -150,7 +150,8 @@ class Lines:
 
     def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
         """Say what is played."""
-        log.info("%s, rounds %d to %d", config["algorithm"]["name"], len(history) + 1, self.rounds)
+        name, first = config["algorithm"]["name"], len(history) + 1
+        log.info("%s, rounds %d to %d, augmentation %s", name, first, self.rounds, config["augmentation"])
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Say how the round went and who failed."""
@@ -223,7 +224,9 @@ def _with(facts: Facts, own: Dataset, config: Config) -> Facts:
             f"classes, the nodes have {list(facts.shape)} in {len(facts.data.classes)}; or the classes are "
             "named differently."
         )
-    return facts._replace(data=facts.data._replace(mean=own.mean.tolist(), std=own.std.tolist()))
+    pooled = config.normalisation == "data"
+    mean, std = own_statistics(own) if pooled else (own.mean.tolist(), own.std.tolist())
+    return facts._replace(data=facts.data._replace(mean=mean, std=[s if s > 0 else 1.0 for s in std]))
 
 
 def describe(config: Config, facts: Facts, own: Dataset | None) -> Federation:
