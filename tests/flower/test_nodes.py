@@ -944,6 +944,37 @@ def test_a_table_in_parts_is_standardised_as_a_whole(tmp_path, monkeypatch):
         at += len(x)
 
 
+CONSTANT_AND_TINY = [f"0.1,{1.6e-19 * (i % 7)!r},{'xyz'[i % 3]}" for i in range(30)]
+"""The mean of a column of 0.1 is not 0.1 as it is rounded, and a charge in coulombs is small."""
+
+
+def test_a_column_that_never_varies_and_one_of_tiny_numbers_are_those_of_one_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    write_table(tmp_path / "table", CONSTANT_AND_TINY, CONSTANT_AND_TINY[:6])
+    table = {"dataset": f"folder:{tmp_path}/table", "model": "mlp:4", "auxiliary_per_class": 0}
+    columns = load_data(table["dataset"]).columns
+    assert (columns.mean[0], columns.std[0]) == (0.1, 0.0)
+    held = nodes(tmp_path / "m", data=table["dataset"])
+    result = play(Grid(held), **{**table, "dataset": ""})
+    same(result.weights, alone(**table).server.weights)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_column_that_never_varies_anywhere_is_only_moved(count, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    held = nodes(tmp_path / "m", count, divide=False)
+    for own in held.values():
+        folder = tmp_path / f"silo{own['client']}"
+        write_table(folder, CONSTANT_AND_TINY[own["client"] :], CONSTANT_AND_TINY[:6])
+        own["data"] = f"folder:{folder}"
+    settings = {"dataset": "", "auxiliary_per_class": "", "model": "mlp:4", "rounds": 1}
+    result = play(Grid(held), **settings, clients=count, sample=count)
+    dataset = result.federation.dataset
+    assert dataset.mean.tolist()[0] == pytest.approx(0.1)
+    assert dataset.std.tolist()[0] == 1
+    assert result.history[0]["failures"] == []
+
+
 def write_table(folder: Path, train: list[str], test: list[str]) -> None:
     folder.mkdir()
     for split, rows in (("train", train), ("test", test)):

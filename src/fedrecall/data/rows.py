@@ -86,8 +86,8 @@ def join(
         columns = wide_train.shape[1]
         centre, spread = np.zeros(columns), np.ones(columns)
         if standardise:
-            centre, spread = wide_train.mean(0), wide_train.std(0)
-            moved = Columns(centre.tolist(), spread.tolist())
+            moved = _columns(wide_train)
+            centre, spread = np.array(moved.mean), np.array(moved.std)
             spread[spread == 0] = 1
         x_train, x_test = (
             torch.from_numpy(((wide - centre) / spread).astype(np.float32))
@@ -96,6 +96,13 @@ def join(
         mean, std = torch.zeros(columns), torch.ones(columns)
     splits = Split(x_train, tensors[0]), Split(x_test, tensors[1])
     return Dataset(name, tuple(class_names), *splits, mean, std, moved)
+
+
+def _columns(wide: NDArray[np.float64]) -> Columns:
+    """Means and deviations; 0 of a column that never varies, whatever rounding makes of it."""
+    constant = (wide == wide[0]).all(0)
+    mean, std = np.where(constant, wide[0], wide.mean(0)), np.where(constant, 0.0, wide.std(0))
+    return Columns(mean.tolist(), std.tolist())
 
 
 def _classes(train: Rows, names: list[str] | None) -> tuple[list[str], dict[Label, int]]:

@@ -39,8 +39,8 @@ MOST_EXAMPLES = 10**9
 """Of one node: more cannot be true, and would outweigh everybody else's."""
 FARTHEST = {3: 1.001, 1: 1e30}
 """Largest mean and deviation of a channel by the dimensions of an example: pixels are from 0 to 1."""
-LEAST_STD = 1e-12
-"""Smallest deviation; of a channel that never varies it is 1."""
+LEAST_STD = {3: 1e-12, 1: 0.0}
+"""Smallest deviation: of an image's channel that never varies 1 is said, of a table's column 0."""
 
 
 class Receipt(NamedTuple):
@@ -191,9 +191,7 @@ class Nodes:
         channels = said.shape[0] if self.config.normalisation == "data" else 0
         if not len(said.mean) == len(said.std) == channels:
             raise Malformed(f"client {said.client} gives {len(said.mean)} channel means, not {channels}")
-        # A table's column that never varies at a node deviates by 0 there.
-        std = [s or 1.0 for s in said.std] if len(said.shape) == 1 else said.std
-        if not _plausible(said.shape, said.mean, std):
+        if not _plausible(said.shape, said.mean, said.std):
             raise Malformed(
                 f"client {said.client} gives channel means {_some(said.mean)} and deviations "
                 f"{_some(said.std)}, which its examples cannot have"
@@ -482,23 +480,23 @@ def _content(reply: Message | Malformed) -> RecordDict:
 
 def _plausible(shape: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> bool:
     """Whether these can be the statistics of examples of this shape."""
-    most = FARTHEST.get(len(shape), FARTHEST[1])
-    return all(abs(m) <= most for m in mean) and all(LEAST_STD <= s <= most for s in std)
+    least, most = (limits.get(len(shape), limits[1]) for limits in (LEAST_STD, FARTHEST))
+    return all(abs(m) <= most for m in mean) and all(least <= s <= most for s in std)
 
 
 def _pooled(said: Sequence[Announcement]) -> tuple[list[float], list[float]]:
-    """Channel means and standard deviations of all the nodes' examples together."""
-    first = said[0]
-    if all(a.mean == first.mean and a.std == first.std for a in said):
-        return first.mean, first.std
+    """Channel means and standard deviations of all the nodes' examples together; 1 of what never varies."""
+    image = len(said[0].shape) == 3
     share = np.array([a.examples for a in said], np.float64)
     share /= share.sum()
     means, stds = np.array([a.mean for a in said]), np.array([a.std for a in said])
-    if len(first.shape) == 3:  # pixels from 0 to 1 deviate by 0.5 at most: 1 is said of what never varies
+    if image:  # pixels from 0 to 1 deviate by 0.5 at most: 1 is said of what never varies
         stds[stds == 1.0] = 0.0
     mean = share @ means
     std = np.sqrt(share @ (stds**2 + (means - mean) ** 2))
-    return mean.tolist(), np.where(std > LEAST_STD, std, 1.0).tolist()
+    alike = ((means == means[0]) & (stds == stds[0])).all(0)  # then no rounding, nor a deviation made of it
+    mean, std = np.where(alike, means[0], mean), np.where(alike, stds[0], std)
+    return mean.tolist(), np.where(std > LEAST_STD[3 if image else 1], std, 1.0).tolist()
 
 
 def _for_nodes(config: Config) -> dict[str, Any]:
