@@ -944,6 +944,33 @@ def test_a_table_in_parts_is_standardised_as_a_whole(tmp_path, monkeypatch):
         at += len(x)
 
 
+LONG = "\x1b]0;owned\x07\n" + "x" * 10**6
+
+
+@pytest.mark.parametrize(
+    ("kind", "lie", "said"),
+    [
+        ("query", {LONG: 1}, "has an undeclared"),
+        ("query", {"classes": [LONG, LONG]}, "says that its examples are"),
+        ("query", {"shape": [1] * 10**5}, "says that its examples are"),
+        ("train", {LONG: 1}, "its reply has an undeclared"),
+    ],
+)
+def test_what_nodes_say_is_quoted_in_one_short_line(kind, lie, said, tmp_path, caplog):
+    """In the log, and in the record of the round, which stays."""
+
+    def tamper(node: int, reply: Message) -> Message:
+        return value(**lie)(reply) if node == 1000 and reply.metadata.message_type == kind else reply
+
+    grid = Grid(nodes(tmp_path), tamper)
+    with caplog.at_level("WARNING", "flwr"):
+        result = play(grid, rounds=1)
+    lines = [r.getMessage() for r in caplog.records] + result.history[0]["failures"]
+    assert any(said in line for line in lines)
+    assert max(map(len, lines)) < 1000
+    assert all(line.isprintable() for line in lines)
+
+
 CONSTANT_AND_TINY = [f"0.1,{1.6e-19 * (i % 7)!r},{'xyz'[i % 3]}" for i in range(30)]
 """The mean of a column of 0.1 is not 0.1 as it is rounded, and a charge in coulombs is small."""
 

@@ -142,7 +142,7 @@ class Nodes:
                 if late and not isinstance(reply, Malformed) and reply.has_error():
                     continue  # the question has expired: it is asked once more
                 self._refused.add(node)
-                log.error("node %d is left out: %s", node, error)
+                log.error("node %d is left out: %s", node, wire.tidy(str(error)))
                 continue
             first = self._clients().get(said.client)
             self._known[node] = said
@@ -182,7 +182,7 @@ class Nodes:
                 f"client {said.client} says it has {said.examples} examples, {said.test_examples} to test on"
             )
         if (
-            not said.shape
+            len(said.shape) not in FARTHEST
             or min(said.shape) < 1
             or not said.classes
             or len(set(said.classes)) < len(said.classes)
@@ -392,7 +392,7 @@ class Nodes:
                     raise Malformed(absence)
                 found[client] = read(client, _content(reply))
             except ValueError as error:
-                found[client] = error
+                found[client] = Malformed(wire.tidy(str(error)))  # it may quote what the node sent
         return found
 
     def _exchange(
@@ -480,7 +480,7 @@ def _content(reply: Message | Malformed) -> RecordDict:
 
 def _plausible(shape: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> bool:
     """Whether these can be the statistics of examples of this shape."""
-    least, most = (limits.get(len(shape), limits[1]) for limits in (LEAST_STD, FARTHEST))
+    least, most = (limits[len(shape)] for limits in (LEAST_STD, FARTHEST))
     return all(abs(m) <= most for m in mean) and all(least <= s <= most for s in std)
 
 
