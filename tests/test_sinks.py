@@ -260,4 +260,6 @@ def test_trackio(tmp_path, monkeypatch):
 def test_a_password_in_a_services_address_is_refused():
     with pytest.raises(UserError, match="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"):
         sinks.SINKS.make("mlflow:uri=http://bob:hunter2@host:5000")
+    with pytest.raises(UserError, match="for a database the whole uri as MLFLOW_TRACKING_URI"):
+        sinks.SINKS.make({"name": "mlflow", "uri": "mysql://host/runs?user=bob&password=hunter2"})
     assert sinks.SINKS.make("mlflow:uri=http://bob@host:5000").uri == "http://bob@host:5000"

@@ -2,7 +2,6 @@
 
 import hashlib
 import platform
-import re
 import secrets
 import shlex
 import signal
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 
 from fedrecall import config as configs
-from fedrecall import files, global_draws, payloads, rounds, streams, trees
+from fedrecall import files, global_draws, payloads, rounds, secrecy, streams, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.backends import open_backend
@@ -686,7 +685,7 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
     which = device if device is not None and device.type == "cuda" else None
     gpu = torch.cuda.get_device_name(which) if torch.cuda.is_available() else None
     return {
-        "command": _command(sys.argv),
+        "command": shlex.join(secrecy.in_words([Path(sys.argv[0]).name, *sys.argv[1:]])),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "versions": versions,
@@ -696,20 +695,6 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "gpu": gpu,
         "git": git_revision(),
     }
-
-
-def _command(words: Sequence[str]) -> str:
-    """A command line without what an option of it is to keep secret, such as the token that Flower gives."""
-    shown, hide = [Path(words[0]).name], False
-    for word in words[1:]:
-        option, equals, _ = word.partition("=")
-        secret = _SECRET.search(option) is not None
-        shown.append("***" if hide else f"{option}=***" if secret and equals else word)
-        hide = secret and not equals
-    return shlex.join(shown)
-
-
-_SECRET = re.compile(r"^--?.*(token|password|secret|credential|api-?key)", re.IGNORECASE)
 
 
 def _cpu_name() -> str:

@@ -17,9 +17,8 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
-from urllib.parse import urlsplit
 
-from fedrecall import files
+from fedrecall import files, secrecy
 from fedrecall.errors import UserError
 from fedrecall.records import scalars
 from fedrecall.specs import Registry
@@ -101,10 +100,11 @@ class MLflow(Service):
 
     def __post_init__(self) -> None:
         """Refuse a password: this becomes part of the run's config, which the report shows."""
-        if urlsplit(self.uri or "").password is not None:
+        if self.uri is not None and secrecy.in_text(self.uri) != self.uri:
             raise UserError(
                 "mlflow's uri holds a password, which the run folder and its report would show: leave it out "
-                "and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment."
+                "and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment, or for a "
+                "database the whole uri as MLFLOW_TRACKING_URI."
             )
 
     def open(self, name: str, folder: Path | None, config: Mapping[str, Any]) -> Log:
@@ -241,7 +241,7 @@ class Following:
 
     def _give_up(self, error: Exception) -> None:
         self._log = None
-        reason = f"{type(error).__name__}: {error}"
+        reason = secrecy.in_text(f"{type(error).__name__}: {error}")
         warnings.warn(f"{self._service.package} gets no more of this run ({reason})", RuntimeWarning)
 
 

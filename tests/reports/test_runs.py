@@ -3,12 +3,13 @@ import shutil
 
 import numpy as np
 import pytest
-from tests.reports.synthetic import write
+from tests.reports.synthetic import MADE, write
 
 import fedrecall
 from fedrecall import trees
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import accuracy, evaluate
+from fedrecall.reports.report import build
 from fedrecall.reports.runs import Run, arrange, open_runs, value
 
 SMALL = {
@@ -42,6 +43,18 @@ def test_what_a_run_says_of_itself(folder):
     assert np.isnan(run.series("consistency")[0])
     assert run.series("class_accuracy").shape == (3, 4)
     assert run.made[0]["versions"]["torch"]
+
+
+def test_a_report_of_an_older_run_has_no_passwords(tmp_path):
+    """Of before they were refused."""
+    write(tmp_path / "run", made={**MADE, "command": "flwr-serverapp --token hunter2"})
+    path = tmp_path / "run/config.json"
+    sinks = {"sinks": ["mlflow:uri=http://bob:hunter2@host:5000"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | sinks))
+    page = build(open_runs([tmp_path / "run"]))
+    assert "hunter2" not in page
+    assert "http://bob:***@host:5000" in page
+    assert "flwr-serverapp --token" in page
 
 
 def test_measures_are_recorded_every_n_rounds_and_at_the_end(folder):

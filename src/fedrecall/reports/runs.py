@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from fedrecall import config as configs
-from fedrecall import files, specs, trees
+from fedrecall import files, secrecy, specs, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.data.augmentation import default_for
@@ -85,7 +85,7 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The effective config, as saved."""
+        """The effective config, as saved but for passwords in its sinks' addresses."""
         found, usual = self.folder.config(), configs.as_dict(Config())
         for key, value in usual.items():
             if key not in found and key not in NEEDED:
@@ -98,6 +98,8 @@ class Run:
                 )
             if value is not None and key != "model" and not sound:
                 raise UserError(f"{self.path / 'config.json'} is damaged: {key} = {specs.shown(given)}.")
+        if "sinks" in found:
+            found["sinks"] = [secrecy.in_text(str(sink)) for sink in found["sinks"]]
         return found
 
     @cached_property
@@ -128,10 +130,14 @@ class Run:
 
     @cached_property
     def made(self) -> list[dict[str, Any]]:
-        """Command, versions and machine of every start."""
+        """Command, versions and machine of every start; of commands what is secret is left out."""
         path = self.path / "made.json"
         found = files.read_json(path) if path.exists() else []
-        return [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
+        starts = [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
+        return [
+            m | {"command": secrecy.in_command(m["command"])} if isinstance(m.get("command"), str) else m
+            for m in starts
+        ]
 
     @cached_property
     def partition(self) -> dict[str, Any]:
