@@ -10,6 +10,7 @@ import torch
 from fedrecall import rounds
 from fedrecall.algorithms.fedavg import Down, FedAvg, Memory, Server, Up
 from fedrecall.algorithms.hooks import Cohort
+from fedrecall.errors import Diverged
 from fedrecall.memories import Memories
 from fedrecall.models.model import Weights
 from fedrecall.training import Failure, Visit
@@ -100,6 +101,21 @@ def test_a_failed_client_is_left_out_and_a_chain_goes_on_past_it():
 
 def test_if_everyone_fails_the_server_keeps_its_state():
     played, _ = play([4, 1], 2, failing=[4, 1])
+    assert played.server.weights.params["w"].item() == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_sound_uploads_that_make_what_is_no_number_end_the_run(bad):
+    """Whoever made the visits: every host and backend combines here, before anything is saved."""
+
+    @dataclass(frozen=True)
+    class Dividing(FedAvg):
+        def aggregate(self, server: Any, ups: Any, cohort: Cohort) -> Any:
+            return super().aggregate(server, ups, cohort)._replace(weights=weights(1.0, bad))
+
+    with pytest.raises(Diverged, match="uploads make holds NaN or Inf\\. The last good model is kept\\."):
+        play([4, 1], 2, algorithm=Dividing())
+    played, _ = play([4, 1], 2, failing=[4, 1], algorithm=Dividing())  # nothing arrived: nothing is made
     assert played.server.weights.params["w"].item() == 0
 
 

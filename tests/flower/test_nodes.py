@@ -470,6 +470,27 @@ def test_an_upload_that_makes_the_model_nan_is_not_saved_and_the_run_can_go_on(t
     same(result.weights, alone(algorithm="fednova", rounds=3).server.weights)
 
 
+def test_a_model_that_a_finite_upload_spoiled_is_left_by_going_back_a_checkpoint(tmp_path):
+    """As docs/deploy.md says how; nodes start from the memories of the earlier round, too."""
+    run = {"algorithm": "scaffold", "rounds": 3, "out": str(tmp_path / "run")}
+    spoil = lying(tmp_path / "nodes", 2, "weights/params/out.weight", lambda t: torch.full_like(t, 1.7e308))
+    with pytest.raises(UserError, match="every client of the round failed"):
+        play(spoil, **run)
+    newest = sorted((tmp_path / "run/checkpoints").glob("round-*.json"))[-1]
+    assert newest.stem == "round-000002"
+    newest.unlink()
+    result = play(Grid(nodes(tmp_path / "nodes")), **run, resume=True)
+    same(result.weights, alone(algorithm="scaffold", rounds=3).server.weights)
+
+
+def test_the_log_says_how_examples_are_augmented(tmp_path, caplog):
+    """Without data the server cannot know what suits the nodes', so it is none unless somebody says."""
+    for given, taken in ({"dataset": ""}, "none"), ({"dataset": "", "augmentation": "flip"}, "flip"):
+        with caplog.at_level("INFO", "flwr"):
+            play(Grid(nodes(tmp_path / taken)), **given, auxiliary_per_class="", rounds=1)
+        assert f"fedavg, rounds 1 to 1, augmentation {taken}" in caplog.messages
+
+
 @pytest.mark.parametrize("said", [[-0.5, 1.0, 1.0], [1e308, 1e308, 1e308], [0.0, 0.0, 0.0]])
 def test_labels_that_cannot_be_do_not_end_a_run_with_teachers(said, tmp_path):
     grid = lying(tmp_path, 1, "distribution", lambda t: torch.tensor(said, dtype=t.dtype))
