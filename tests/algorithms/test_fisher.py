@@ -113,6 +113,35 @@ class Aside(Twice):
         return self.last(hidden + shift)
 
 
+class OneByOne(nn.Module):
+    """A convolution that is given one example after the other, without an axis for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.last = nn.Conv2d(1, 2, 3), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.stack([torch.tanh(self.body(one)).flatten() for one in x]))
+
+
+class Rows(Twice):
+    """A linear layer that is given one example after the other."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.stack([torch.tanh(self.body(one.flatten())) for one in x]))
+
+
+class Named(Twice):
+    """Layers that are given what they are given by name."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(input=torch.tanh(self.body(input=x.flatten(1))))
+
+
+def normed(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), norm(nn.Linear(16, 5)), nn.Tanh(), nn.Linear(5, 3))
+
+
 def plain(*second: nn.Module, **options: Any) -> nn.Module:
     first = nn.Conv2d(1, 3, 3, **options)
     return nn.Sequential(first, *second, nn.ReLU(), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.LazyLinear(3))
@@ -134,6 +163,11 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "used only outside": (Outside, False),
     "called twice": (Again, False),
     "tied": (Tied, False),
+    "one by one": (OneByOne, False),
+    "row by row": (Rows, False),
+    "named": (Named, True),
+    "weight norm": (partial(normed, nn.utils.parametrizations.weight_norm), False),
+    "spectral norm": (partial(normed, nn.utils.parametrizations.spectral_norm), False),
 }
 
 

@@ -342,3 +342,26 @@ def test_the_fused_optimiser_is_pytorchs_whatever_the_layout_of_the_gradient(dty
                 params, {"w": gradient.contiguous(memory_format=layout)}, velocity, Sgd(0.1, 0.9, 0.01, 2)
             )
         torch.testing.assert_close(params["w"], reference.detach())
+
+
+def test_what_a_layer_is_given_may_be_given_by_name():
+    class Net(nn.Module):
+        feature_layer = "last"
+
+        def __init__(self):
+            super().__init__()
+            self.conv, self.batch, self.group = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)
+            self.layer, self.last = nn.LayerNorm(16), nn.Linear(16, 3)
+
+        def forward(self, x):
+            x = self.group(input=self.batch(input=self.conv(input=x)))
+            return self.last(input=self.layer(input=x.flatten(1)))
+
+    model, x = Model(Net()), torch.rand(3, 1, 4, 4, generator=stream())
+    found = model.output(model.initial(), x)
+    torch.testing.assert_close(found.logits, Net.forward(model.module, x))
+    assert found.features.shape == (3, 16)
+    traced = model.student(model.initial().buffers, torch.tensor(0)).traced(
+        model.initial().params, x, ["group", "layer"]
+    )
+    assert (traced.given.shape, traced.made.shape) == ((3, 4, 2, 2), (3, 16))

@@ -1,6 +1,6 @@
 """The diagonal empirical Fisher information: how much each parameter matters to a client's data."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,8 @@ from torch.func import grad, vmap
 from fedrecall import streams, trees
 from fedrecall.batches import LocalData
 from fedrecall.losses import cross_entropy
-from fedrecall.models.model import Model, Params, Weights
+from fedrecall.models import kernels
+from fedrecall.models.model import Model, Params, Weights, received
 
 # Per-example gradients made at a time: on a CPU what stays in cache, else what fills the device.
 CPU_BYTES, DEVICE_BYTES = 2**23, 2**30
@@ -98,10 +99,17 @@ def _layers(model: Model, weights: Weights) -> Layers:
     """The layers that have weights, if each is one whose gradients `_by_layer` can square; else none."""
     found: Layers = {}
     for name, layer in model.module.named_modules():
-        if isinstance(layer, nn.Linear) or (type(layer) is nn.Conv2d and _ordinary(layer)):
+        if isinstance(layer, nn.Linear) or (kernels.is_convolution(layer) and _ordinary(layer)):
             found[name] = layer
-    held = {f"{n}.{p}" if n else p for n, layer in found.items() for p, _ in layer.named_parameters()}
+    # Their own alone: a weight that is made of others, as by weight norm, is no parameter.
+    held = {
+        f"{n}.{p}" if n else p for n, layer in found.items() for p in ("weight", "bias") if _owns(layer, p)
+    }
     return found if held == weights.params.keys() else {}
+
+
+def _owns(layer: nn.Module, name: str) -> bool:
+    return layer._parameters.get(name) is not None
 
 
 def _ordinary(layer: nn.Conv2d) -> bool:
@@ -141,10 +149,11 @@ def _ends(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Of every layer that is used and can learn, what goes in and the gradient of what comes out."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
-    handles = [
-        layer.register_forward_hook(lambda _m, args, out, name=name: seen.__setitem__(name, (args[0], out)))
-        for name, layer in layers.items()
-    ]
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda _m, args, named, out: seen.__setitem__(name, (received(args, named), out))
+
+    handles = [layer.register_forward_hook(note(name), with_kwargs=True) for name, layer in layers.items()]
     try:
         params = {n: p.detach().requires_grad_() for n, p in weights.params.items()}
         with torch.enable_grad():
@@ -169,5 +178,12 @@ def _agree(model: Model, weights: Weights, layers: Layers, x: Tensor, y: Tensor)
     Not in half precision, in which the two ways round so differently that it would be a matter of luck.
     """
     model = model.exact()
+    for name, (given, _) in _ends(model, weights, layers, x, y).items():
+        if (
+            len(given) != len(x)
+            or (isinstance(layers[name], nn.Conv2d) and given.dim() != 4)
+            or given.dim() < 2
+        ):
+            return False  # it is given something else than the batch: its examples one by one, say
     quick, slow = _by_layer(model, weights, layers, x, y), _by_example(model, weights, x, y)
     return all(bool((quick[n] - f).norm() <= ALIKE * f.norm()) for n, f in slow.items())

@@ -108,9 +108,9 @@ def is_convolution(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
 class Linear(nn.Linear):
     """A linear layer that takes the faster of PyTorch's two CPU kernels."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """x wᵀ + b."""
-        w, b = self.weight, self.bias
+        x, w, b = input, self.weight, self.bias
         if x.dtype == torch.bfloat16:
             return widened(F.linear, x, w, b)
         if (

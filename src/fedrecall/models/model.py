@@ -6,7 +6,7 @@ under ``torch.func.vmap``.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -236,7 +236,9 @@ class Model:
             )
         seen: list[Tensor] = []
         layer = self._layer(module, self.feature_layer)
-        handle = layer.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
+        handle = layer.register_forward_pre_hook(
+            lambda _m, args, named: seen.append(received(args, named)), with_kwargs=True
+        )
         try:
             logits = self._run(module, params, buffers, x)
         finally:
@@ -250,6 +252,11 @@ class Model:
             raise UserError(f"the model has no layer {name!r}; {nearest(name, filter(None, layers))}")
         found: nn.Module = layers[name]
         return found
+
+
+def received(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """What a layer was called with, be it by name."""
+    return args[0] if args else next(iter(named.values()))
 
 
 class Student:
@@ -276,7 +283,9 @@ class Student:
         seen: dict[str, Tensor] = {}
         first, last = (self.model._layer(module, n) for n in (layers[0], layers[-1]))
         handles = [
-            first.register_forward_pre_hook(lambda _m, args: seen.__setitem__("given", args[0])),
+            first.register_forward_pre_hook(
+                lambda _m, args, named: seen.__setitem__("given", received(args, named)), with_kwargs=True
+            ),
             last.register_forward_hook(lambda _m, _args, out: seen.__setitem__("made", out)),
         ]
         try:

@@ -33,8 +33,9 @@ def of_norms(module: nn.Module) -> frozenset[str]:
 
 
 class _BatchNorm(nn.modules.batchnorm._BatchNorm):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Normalise by the batch; a single value by the running statistics, which it leaves alone."""
+        x = input
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
         mine = _in_the_type_of(self.weight if self.affine else self.running_mean, x, self)
         if x.numel() != x.shape[1]:
@@ -74,8 +75,9 @@ class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
 class GroupNorm(nn.GroupNorm):
     """Group norm, also of one example with one value a group, and under ``torch.func``."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Normalise each example's groups of channels."""
+        x = input
         mine = _in_the_type_of(self.weight, x, self)
         if not plain(x):  # the kernel copies images with channels last as such, which vmap cannot do
             mine = mine.contiguous()
@@ -87,8 +89,9 @@ class GroupNorm(nn.GroupNorm):
 class LayerNorm(nn.LayerNorm):
     """Layer norm, also in two types of numbers under ``torch.func``."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Normalise the last axes."""
+        x = input
         return super().forward(_in_the_type_of(self.weight, x, self)).to(x.dtype)
 
 
