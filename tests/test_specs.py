@@ -125,3 +125,18 @@ def test_a_range_knows_its_ends(limit, inside, outside, words):
     assert inside in limit
     assert outside not in limit
     assert str(limit) == words
+
+
+def test_a_class_that_is_none_of_the_kind_is_said_so(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from dataclasses import dataclass\nfrom fedrecall.specs import Range\n"
+        "@dataclass(frozen=True)\nclass Other:\n    x: int = 1\n"
+        "@dataclass(frozen=True)\nclass Derived(Range):\n    x: int = 1\n"
+    )
+    registry = Registry("thing", {}, base="fedrecall.specs:Range")
+    assert registry.make(f"{file}:Derived").x == 1
+    with pytest.raises(
+        UserError, match=r"thing .*mine\.py:Other does not derive from fedrecall\.specs\.Range"
+    ):
+        registry.make(f"{file}:Other")

@@ -302,9 +302,11 @@ class Registry:
     ``path/to/file.py:Class`` or ``package.module:Class`` without being registered.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, str]):
+    def __init__(self, kind: str, entries: Mapping[str, str], base: str | None = None):
+        """``base``: the ``module:Class`` that a user's own class must derive from, if there is one."""
         self.kind = kind
         self.entries = dict(entries)
+        self.base = base
 
     def __iter__(self) -> typing.Iterator[str]:
         return iter(self.entries)
@@ -317,7 +319,10 @@ class Registry:
                 raise UserError(f"unknown {self.kind} {name!r}; {nearest(name, self.entries)}")
             permit(self.kind, name)
             target = name
-        return _load(target, self.kind)
+        found = _load(target, self.kind)
+        if self.base is not None and not issubclass(found, _load(self.base, self.kind)):
+            raise UserError(f"{self.kind} {name} does not derive from {self.base.replace(':', '.')}.")
+        return found
 
     def make(self, spec: Any, **overrides: Any) -> Any:
         """An instance from ``name``, ``name:value,key=value`` or a mapping with a ``name``."""

@@ -466,3 +466,19 @@ def test_help_explains_what_stands_without_an_option(call, command, said):
     code, out, _ = call(command, "--help")
     assert code == 0
     assert said in out
+
+
+def test_an_algorithm_that_fails_on_any_data_is_shown_as_far_as_it_goes_in_a_sentence(call, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom fedrecall.algorithms.fedavg import FedAvg\n"
+        "@dataclass(frozen=True)\nclass Lost(FedAvg):\n"
+        "    def loss(self, model, params, anchor, batch):\n"
+        "        return super().loss(model, params, anchor, batch) * float('nan')\n"
+        "@dataclass(frozen=True)\nclass Stranger:\n    mu: float = 0.5\n"
+    )
+    code, _, err = call("show", "algorithm", f"{tmp_path}/mine.py:Lost")
+    assert code == 2
+    assert "tried on made-up examples the algorithm fails: the loss became nan" in err
+    code, _, err = call("run", "--algorithm", f"{tmp_path}/mine.py:Stranger", "--dataset", "digits")
+    assert code == 2
+    assert "does not derive from fedrecall.algorithms.fedavg.FedAvg" in err

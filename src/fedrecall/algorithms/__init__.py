@@ -29,4 +29,5 @@ ALGORITHMS = Registry(
         "fedseq+ca-mkd": "fedrecall.algorithms.rivals:CAMKD",
         "private": "fedrecall.privacy:Private",
     },
+    base="fedrecall.algorithms.fedavg:FedAvg",
 )

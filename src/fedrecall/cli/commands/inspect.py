@@ -141,10 +141,10 @@ def _footprint(algorithm: Any) -> Table:
             model = Model(algorithm.equip(build(network, shape, classes)))
             found = payloads.declared(algorithm, model, shape, classes)
             break
-        except UserError:
-            continue
+        except UserError as error:
+            refused = error
     else:
-        raise UserError("this algorithm runs with none of the networks tried (cnn, resnet10).")
+        raise UserError(f"this algorithm runs with none of the networks tried (cnn, resnet10): {refused}")
     one = trees.size_in_bytes(found.down.weights)
     title = f"measured with {network} on digits ({one / 1e6:.2f} MB), in the first round"
     shown = Table(title=title, title_justify="left", box=None)
