@@ -489,7 +489,7 @@ def only_tests(folder):
     ("spoil", "said"),
     [
         (truncate, r"cat/1\.png is not an image that can be decoded"),
-        (not_an_image, r"cat/1\.png is not an image that can be decoded"),
+        (not_an_image, r"cat/1\.png is not an image that can be decoded: cannot identify image file\.$"),
         (link_outside, r"link\.png is a link to a place outside"),
         (linked_folder_outside, "bird is a link to a place outside"),
         (dangling_link, r"link\.png is a link, but not to a file"),

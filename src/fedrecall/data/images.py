@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,4 +35,7 @@ def decode(content: bytes, where: str, size: int = 0, channels: int = 0) -> Pixe
     except UserError:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything on a broken file
-        raise UserError(f"{where} is not an image that can be decoded: {error}.") from error
+        why = re.sub(
+            " <_io.BytesIO object at 0x[0-9a-f]+>", "", str(error)
+        )  # Pillow's name for what it was given
+        raise UserError(f"{where} is not an image that can be decoded: {why}.") from error
