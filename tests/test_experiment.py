@@ -480,3 +480,24 @@ def test_settings_of_the_local_training_may_be_named_alone():
         f"<Result of fedavg on synthetic: accuracy {result.accuracy:.2%}, "
         f"forgetting {result.forgetting:.3f} after 2 rounds>"
     )
+
+
+COUNTING = """
+from dataclasses import dataclass
+from typing import NamedTuple
+from fedrecall.algorithms.fedavg import FedAvg
+
+class Memory(NamedTuple):
+    visits: int
+
+@dataclass(frozen=True)
+class Counting(FedAvg):
+    def remember(self, weights):
+        return Memory(0)
+"""
+
+
+def test_what_a_checkpoint_would_leave_out_is_refused_before_a_round(tmp_path):
+    (tmp_path / "mine.py").write_text(COUNTING)
+    with pytest.raises(UserError, match="a client's memory has visits = 0, which no checkpoint would hold"):
+        Experiment(configs.make({"dataset": "digits", "algorithm": f"{tmp_path}/mine.py:Counting"}))

@@ -91,3 +91,16 @@ def test_finite_sees_nan_and_inf_and_only_them(bad):
     spoilt = tree()
     spoilt.b["p"][1] = bad
     assert not trees.finite(spoilt)
+
+
+def test_what_is_no_tensor_is_found_wherever_it_is():
+    class Pair(NamedTuple):
+        t: torch.Tensor
+        n: object
+
+    t = torch.zeros(1)
+    assert list(trees.others(Pair(t, {"a": t, "b": Pair(t, None)}))) == []
+    assert list(trees.others(())) == list(trees.others({})) == []
+    assert list(trees.others(Pair(t, {"a": Pair(t, 3)}))) == [("n/a/n", 3)]
+    assert list(trees.others(Pair(t, [t]))) == [("n", [t])]
+    assert list(trees.others(2.0)) == [("", 2.0)]

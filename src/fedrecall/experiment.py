@@ -156,6 +156,8 @@ class Experiment:
         self.server = self.algorithm.start(weights)
         self.measures = {MEASURES.parse(spec)[0]: MEASURES.make(spec) for spec in config.measures}
         memory = self.algorithm.remember(weights)
+        _check_kept(self.server, "the server's state")
+        _check_kept(memory, "a client's memory")
         shape, classes = self.federation.dataset.shape, self.federation.dataset.classes
         self.memory_bytes = trees.size_in_bytes(payloads.kept(self.algorithm, self.model, shape, classes))
         self.memories = self.open_memories(memory, self.folder.path / "memories" if self.folder else None)
@@ -534,6 +536,16 @@ class Clock:
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         return round(seconds, 6)
+
+
+def _check_kept(tree: Any, what: str) -> None:
+    """Refuse what a checkpoint would silently leave out, so that a run resumed is another one."""
+    for path, value in trees.others(tree):
+        raise UserError(
+            f"{what} has {path} = {value!r}, which no checkpoint would hold: make it a tensor."
+            if path
+            else f"{what} is {value!r}, which no checkpoint would hold: make it a tensor."
+        )
 
 
 def federate(

@@ -399,10 +399,11 @@ def _load(target: str, kind: str) -> type:
             )
         try:
             module = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name is None or not place.startswith(error.name):
-                raise
-            raise UserError(f"{kind} {target!r}: there is no module {place!r} to import.") from error
+        except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and error.name and place.startswith(error.name):
+                raise UserError(f"{kind} {target!r}: there is no module {place!r} to import.") from error
+            why = f"{type(error).__name__}: {error}"
+            raise UserError(f"{kind} {target!r}: {place} could not be imported: {why}") from error
     found = getattr(module, attribute, None)
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
         raise UserError(f"{kind} {target!r}: {place} has no dataclass {attribute!r}.")

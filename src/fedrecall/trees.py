@@ -42,6 +42,15 @@ def arrays(tree: Any) -> dict[str, Tensor]:
     return dict(leaves(tree))
 
 
+def others(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """What is in the tree beside tensors, with its dotted path: no file and no message would carry it."""
+    children = list(_children(tree))
+    for name, child in children:
+        yield from others(child, f"{path}/{name}" if path else name)
+    if not children and not isinstance(tree, (Tensor, Mapping, tuple)) and tree is not None:
+        yield path, tree
+
+
 def restore(template: Tree, flat: Mapping[str, Tensor], what: str = "state") -> Tree:
     """A tree of the template's structure holding these arrays, where its own are; every name must match.
 

@@ -177,6 +177,7 @@ def test_a_round_that_was_not_evaluated_is_refused():
         (lambda held: held.pop("accuracy"), "is not a whole result"),
         (lambda held: held["accuracy"].pop(), "do not agree"),
         (lambda held: held["config"].update(colour="red"), "has no 'colour'"),
+        (lambda held: held["made"].update(earlier={"cpu": "x"}), "is not a whole result"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, harm, said):

@@ -534,7 +534,7 @@ def run_files(folder: Path) -> Campaign:
 def result_files(folder: Path) -> Campaign:
     """A kept result of a paper's table."""
     made = small_run(folder / "run")
-    kept = results.outcome(made.config, list(made.history), {"cpu": "x"})
+    kept = results.outcome(made.config, list(made.history), [{"cpu": "y"}, {"cpu": "x"}])
     path = results.save(kept, folder)
     content = path.read_bytes()
 
@@ -542,7 +542,7 @@ def result_files(folder: Path) -> Campaign:
         path.write_bytes(content)
         for found in results.Results.load(folder):
             assert found.done == len(found.forgetting)
-            json.dumps(found.as_dict())
+            json.dumps(found.as_dict()), found.machines
 
     inputs = st.one_of(bytes_like(content), trees_like(json.loads(content)).map(_json))
     return Campaign(inputs, use, (folder,))

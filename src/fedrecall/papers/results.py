@@ -242,6 +242,9 @@ def read(path: Path) -> Outcome:
             failed=held["failed"],
         )
         sound = found.done == held["rounds"]["done"] == len(found.forgetting) == len(found.client_seconds)
+        earlier = found.made.get("earlier", [])
+        if not isinstance(earlier, list) or not all(isinstance(start, dict) for start in earlier):
+            raise ValueError("earlier starts that are none")
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except (KeyError, TypeError, ValueError) as error:

@@ -263,7 +263,7 @@ def doctor_command(data_root: DataRoot = None) -> None:
     shown.add_row("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores")
     shown.add_row(
         "bfloat16 on CPU",
-        "in hardware" if _cpu_flag("avx512_bf16") or _cpu_flag("amx_bf16") else "emulated: slow",
+        "in hardware" if _cpu_flag("avx512_bf16") or _cpu_flag("amx_bf16") else "no faster than float32",
     )
     shown.add_row("GPU", torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
     shown.add_row("backends", ", ".join(BACKENDS))
