@@ -85,7 +85,7 @@ def test_the_folder_says_what_made_the_run(tmp_path):
 def test_what_made_a_run_names_the_gpu_that_it_ran_on(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device=None: f"GPU {device}")
-    for device, name in [(None, "GPU None"), ("cpu", "GPU None"), ("cuda:1", "GPU cuda:1")]:
+    for device, name in [(None, "GPU None"), ("cpu", None), ("cuda:1", "GPU cuda:1")]:
         assert environment(torch.device(device) if device else None)["gpu"] == name
 
 

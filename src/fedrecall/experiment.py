@@ -541,11 +541,8 @@ class Clock:
 def _check_kept(tree: Any, what: str) -> None:
     """Refuse what a checkpoint would silently leave out, so that a run resumed is another one."""
     for path, value in trees.others(tree):
-        raise UserError(
-            f"{what} has {path} = {value!r}, which no checkpoint would hold: make it a tensor."
-            if path
-            else f"{what} is {value!r}, which no checkpoint would hold: make it a tensor."
-        )
+        found = f"has {path} =" if path else "is"
+        raise UserError(f"{what} {found} {value!r}, which no checkpoint would hold: make it a tensor.")
 
 
 def federate(
@@ -685,7 +682,7 @@ def _said(data: Mapping[str, Any]) -> str:
 def environment(device: torch.device | None = None) -> dict[str, Any]:
     """What made a result: versions, hardware, git revision, command, time.
 
-    Of several GPUs it names ``device``, or the one that torch takes by default.
+    Of several GPUs it names ``device``, or the one that torch takes by default; none if that is the CPU.
     """
     packages = ("fedrecall", "torch", "numpy", "safetensors", "datasets", "ray", "flwr")
     versions = {}
@@ -694,8 +691,8 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    which = device if device is not None and device.type == "cuda" else None
-    gpu = torch.cuda.get_device_name(which) if torch.cuda.is_available() else None
+    on_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
+    gpu = torch.cuda.get_device_name(device) if on_gpu else None
     return {
         "command": shlex.join(secrecy.in_words([Path(sys.argv[0]).name, *sys.argv[1:]])),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
