@@ -2,9 +2,7 @@
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -22,7 +20,7 @@ from fedrecall import trees
 from fedrecall.data import partitions
 from fedrecall.data.datasets import Split
 from fedrecall.errors import UserError
-from fedrecall.experiment import Experiment, Interrupted, environment, git_revision
+from fedrecall.experiment import Experiment, Interrupted
 from fedrecall.measures.accuracy import evaluate
 from fedrecall.records import RunFolder
 
@@ -80,58 +78,6 @@ def test_the_folder_says_what_made_the_run(tmp_path):
     assert torch.__version__.startswith(made["versions"]["torch"].split("+")[0])
     parts, _ = partitions.load(folder / "partition.json", 160)
     assert len(parts) == 8
-
-
-def test_what_made_a_run_names_the_gpu_that_it_ran_on(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda device=None: f"GPU {device}")
-    for device, name in [(None, "GPU None"), ("cpu", None), ("cuda:1", "GPU cuda:1")]:
-        assert environment(torch.device(device) if device else None)["gpu"] == name
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (
-            "/bin/flwr-serverapp --insecure --token 5ec4 --run 3",
-            "flwr-serverapp --insecure --token '***' --run 3",
-        ),
-        ("x --api-key=5ec4 --wandb-api-key 5ec4 run", "x '--api-key=***' --wandb-api-key '***' run"),
-        ("x run --algorithm private:secret=true,noise=1", "x run --algorithm private:secret=true,noise=1"),
-        ("x --token", "x --token"),
-    ],
-)
-def test_a_command_is_kept_without_its_secrets(given, said, monkeypatch):
-    monkeypatch.setattr("sys.argv", given.split())
-    assert environment()["command"] == said
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_the_revision_is_that_of_the_code_and_says_whether_it_was_changed(tmp_path):
-    def git(*words):
-        mine = ("-c", "user.name=me", "-c", "user.email=me@localhost")
-        return subprocess.run(
-            ["git", "-C", tmp_path, *mine, *words], check=True, capture_output=True, text=True
-        )
-
-    git("init", "--quiet")
-    code, installed, note = (tmp_path / n for n in ("pkg/code.py", ".venv/pkg/code.py", "note.txt"))
-    for path in (code, installed, note):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("1")
-    assert git_revision(code) is None  # no repository holds it yet
-    git("add", "pkg", "note.txt")
-    git("commit", "--quiet", "--message=one")
-    head = git("rev-parse", "HEAD").stdout.strip()
-    note.write_text("2")  # not of the code
-    assert git_revision(code) == head
-    assert git_revision(installed) is None
-    (code.parent / "new.py").write_text("1")
-    assert git_revision(code) == f"{head}+"
-    (code.parent / "new.py").unlink()
-    code.write_text("2")
-    assert git_revision(code) == f"{head}+"
-    assert git_revision(tmp_path / "gone" / "code.py") is None
 
 
 def test_a_run_is_stopped_by_a_signal_after_its_round_and_resumes_bit_for_bit(tmp_path, straight):

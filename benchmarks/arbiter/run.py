@@ -24,11 +24,11 @@ import numpy as np
 
 from fedrecall.config import Config
 from fedrecall.data.datasets import load
-from fedrecall.experiment import environment
 from fedrecall.files import write
 from fedrecall.measures.accuracy import Recall
 from fedrecall.papers import load_paper, table
 from fedrecall.papers.results import FOLDER, Results, name
+from fedrecall.provenance import environment
 
 STANDINS = Path(__file__).parent / "standins"
 KEPT = Path(__file__).parent.parent / "results" / "arbiter"

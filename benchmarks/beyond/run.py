@@ -28,9 +28,10 @@ import torch
 from fedrecall import config as configs
 from fedrecall.data.datasets import Dataset, Split, load
 from fedrecall.errors import UserError
-from fedrecall.experiment import Experiment, Interrupted, environment
+from fedrecall.experiment import Experiment, Interrupted
 from fedrecall.files import read_json, write_json
 from fedrecall.papers import table
+from fedrecall.provenance import environment
 from fedrecall.reports.statistics import paired_difference
 from fedrecall.streams import numpy_stream
 

@@ -152,6 +152,11 @@ MAY_CHANGE = (
 )
 
 
+def what(config: Config) -> dict[str, Any]:
+    """The part of a config that may not differ between a run and its continuation."""
+    return {k: v for k, v in as_dict(config).items() if k not in MAY_CHANGE}
+
+
 def make(values: Mapping[str, Any]) -> Config:
     """A config from outside values, each checked."""
     values = dict(values)

@@ -9,6 +9,10 @@ class UserError(ValueError):
     """Something the user gave cannot be used; the message says what and what would do."""
 
 
+class Missing(UserError):
+    """A file or folder that the user named is not there."""
+
+
 class Malformed(ValueError):
     """A message or a file that is not what was declared; the text names what is wrong, not what it holds."""
 

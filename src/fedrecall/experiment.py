@@ -1,19 +1,13 @@
 """The loop over rounds: play, evaluate, measure, record, checkpoint; resume; stop on a signal."""
 
-import hashlib
-import platform
 import secrets
-import shlex
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +15,7 @@ import numpy as np
 import torch
 
 from fedrecall import config as configs
-from fedrecall import files, global_draws, payloads, rounds, secrecy, streams, trees
+from fedrecall import files, global_draws, payloads, provenance, rounds, streams, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.backends import open_backend
@@ -146,8 +140,14 @@ class Experiment:
     def _build(self, dataset: Dataset | None, given: Federation | None, data_root: Path | None) -> None:
         config = self.config
         self.algorithm: FedAvg = ALGORITHMS.make(config.algorithm)
+        data, starts = dict[str, Any](), list[dict[str, Any]]()
+        if self.folder is not None and self.folder.started:
+            starts = provenance.starts(self.folder.path / "made.json")
         if given is None:
             dataset = dataset if dataset is not None else load(config.dataset, root=data_root)
+            if self.folder is not None:
+                data = provenance.facts(dataset)
+                _check_data(self.folder, starts, data)
             self.federation = federate(config, dataset, self.algorithm, self.folder)
         else:
             self.federation = replace(given, dataset=normalised(config, given.dataset))
@@ -165,24 +165,24 @@ class Experiment:
         self._recall = Recall()
         if self.folder is not None:
             with files.writing(self.folder.path):
-                self._open(self.folder, None if given is not None else dataset)
+                self._open(self.folder, starts, data)
 
-    def _open(self, folder: RunFolder, dataset: Dataset | None) -> None:
+    def _open(self, folder: RunFolder, starts: list[dict[str, Any]], data: dict[str, Any]) -> None:
         """Begin the run folder, or go on from what is there; only a folder with a config has begun.
 
-        ``dataset`` is what this process divided among clients, if it did.
+        ``data`` tells what this process divided among clients, if it did.
         """
-        data = facts(dataset) if dataset is not None else {}
-        starts = _starts(folder.path / "made.json") if folder.started else []
-        _check_data(folder, starts, data)
+        code = provenance.code(configs.what(self.config))
+        _check_code(folder, starts, code)
         if folder.started:
             self._restore(folder)
         else:
             self.history = History(folder, folder.rewind(0))
-            if dataset is not None:
+            if data:
                 partitions.save(folder.path / "partition.json", *describe(self.federation))
         files.write_json(folder.path / "config.json", configs.as_dict(self.config))
-        start = environment(self.model.device) | ({"data": data} if data else {})
+        start = provenance.environment(self.model.device)
+        start |= ({"data": data} if data else {}) | ({"code": code} if code else {})
         if not starts:
             start["run"] = secrets.token_hex(8)  # what others may know this run by, wherever it is moved
         files.write_json(folder.path / "made.json", [*starts, start])
@@ -457,15 +457,21 @@ def check(config: Config, out: Path | None, dataset: Dataset) -> None:
     folder = RunFolder(out) if out is not None else None
     if folder is not None and folder.started:
         _check_same(folder, config)
-        _check_data(folder, _starts(folder.path / "made.json"), facts(dataset))
+        starts = provenance.starts(folder.path / "made.json")
+        _check_data(folder, starts, provenance.facts(dataset))
         _check_rounds(folder, len(folder.metrics()), config.rounds)
     Experiment(config, dataset=dataset).close()
+    if folder is not None and folder.started:
+        _check_code(folder, starts, provenance.code(configs.what(config)))
 
 
 def _check_same(folder: RunFolder, config: Config) -> None:
     """Raise UserError unless the run in the folder is the config's."""
+    starts = provenance.starts(folder.path / "made.json")
+    now = configs.as_dict(config)
+    begun = _relocated(folder.config(), now, starts[-1] if starts else {})
     try:
-        before, now = (configs.as_dict(c) for c in (configs.begun(folder.config()), config))
+        before = configs.as_dict(configs.begun(begun))
     except UserError as error:
         raise UserError(f"{folder.path} cannot be continued: {error}") from error
     for key, old, new in configs.differing(before, now):
@@ -476,15 +482,39 @@ def _check_same(folder: RunFolder, config: Config) -> None:
             )
 
 
+def _relocated(old: Any, new: Any, last: Mapping[str, Any], key: str = "") -> Any:
+    """The old config with the new places of what has moved, as far as the last start noted what it held."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        head = f"{key}." if key else ""
+        return {k: _relocated(v, new.get(k), last, f"{head}{k}") for k, v in old.items()}
+    if isinstance(old, str) and isinstance(new, str):
+        if key == "dataset.path":
+            return new if "digest" in last.get("data", {}) else old
+        if provenance.named(old) == provenance.named(new) in last.get("code", {}):
+            return new
+    return old
+
+
 def _check_data(folder: RunFolder, starts: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
     """Raise UserError if the run in the folder was begun on other data."""
     before = starts[-1].get("data", data) if starts else data
     now = data if "digest" in before else {k: v for k, v in data.items() if k != "digest"}
     if before != now:
         raise UserError(
-            f"{folder.path} was begun on other data, {_said(before)}, not {_said(now)}: "
+            f"{folder.path} was begun on other data, {provenance.said(before)}, not {provenance.said(now)}: "
             "resume it on the same, or give another --out."
         )
+
+
+def _check_code(folder: RunFolder, starts: Sequence[Mapping[str, Any]], code: Mapping[str, str]) -> None:
+    """Raise UserError if the owner's code that the run in the folder was begun with has changed since."""
+    before = starts[-1].get("code", {}) if starts else {}
+    for name, digest in before.items():
+        if code.get(name, digest) != digest:
+            raise UserError(
+                f"{folder.path} was begun with other code than {name} has now: put that back, or give "
+                f"another --out. To go on with the new code all the same, delete {folder.path / 'made.json'}."
+            )
 
 
 def _check_rounds(folder: RunFolder, played: int, wanted: int) -> None:
@@ -646,88 +676,3 @@ def run(out: Path | str | None = None, *, resume: bool = False, **settings: Any)
         settings["dataset"] = given
     config = configs.make(configs.nested(settings))
     return Experiment(config, out, resume=resume, dataset=dataset, data_root=root, sinks=sinks).run()
-
-
-def _starts(path: Path) -> list[dict[str, Any]]:
-    """What made the run so far, a part for every start."""
-    starts = files.read_json(path) if path.exists() else []
-    if not isinstance(starts, list) or not all(
-        isinstance(start, dict) and isinstance(start.get("data", {}), dict) for start in starts
-    ):
-        raise UserError(f"{path} is damaged: delete it to go on.")
-    return starts
-
-
-def facts(dataset: Dataset) -> dict[str, Any]:
-    """What tells data from other data, and costs little: sizes, and a digest of labels and statistics.
-
-    The statistics are rounded: the same files may be decoded a little differently elsewhere.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    for split in (dataset.train, dataset.test):
-        digest.update(split.y.cpu().to(torch.int64).numpy().tobytes())
-    # A table's columns have been moved and scaled, and say no more: its first example does.
-    first = [s.x[:1] for s in (dataset.train, dataset.test) if s.x.is_floating_point()]
-    for values in (dataset.mean, dataset.std, *first):
-        digest.update(" ".join(f"{v:.4g}" for v in values.flatten().tolist()).encode())
-    sizes = {"train": len(dataset.train.y), "test": len(dataset.test.y)}
-    return {"name": dataset.name, **sizes, "digest": digest.hexdigest()}
-
-
-def _said(data: Mapping[str, Any]) -> str:
-    digest = f" (digest {data['digest']})" if "digest" in data else ""
-    return f"{data.get('name')} of {data.get('train')} and {data.get('test')} examples{digest}"
-
-
-def environment(device: torch.device | None = None) -> dict[str, Any]:
-    """What made a result: versions, hardware, git revision, command, time.
-
-    Of several GPUs it names ``device``, or the one that torch takes by default; none if that is the CPU.
-    """
-    packages = ("fedrecall", "torch", "numpy", "safetensors", "datasets", "ray", "flwr")
-    versions = {}
-    for name in packages:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    on_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
-    gpu = torch.cuda.get_device_name(device) if on_gpu else None
-    return {
-        "command": shlex.join(secrecy.in_words([Path(sys.argv[0]).name, *sys.argv[1:]])),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "python": platform.python_version(),
-        "versions": versions,
-        "platform": platform.platform(),
-        "cpu": _cpu_name(),
-        "threads": torch.get_num_threads(),
-        "gpu": gpu,
-        "git": git_revision(),
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor()
-
-
-def git_revision(code: Path = Path(__file__)) -> str | None:
-    """The revision that holds this file, with a plus if its folder has been changed since.
-
-    None of a file that no repository holds: an installed package may lie inside somebody else's.
-    """
-
-    def ask(*words: str) -> str:
-        command = ["git", "--no-optional-locks", "-C", str(code.parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-
-    try:
-        ask("ls-files", "--error-unmatch", code.name)
-        return ask("rev-parse", "HEAD") + ("+" if ask("status", "--porcelain", "--", ".") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None

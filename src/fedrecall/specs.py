@@ -22,13 +22,14 @@ import sys
 import textwrap
 import types
 import typing
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedrecall.errors import UserError, nearest
+from fedrecall.errors import Missing, UserError, nearest
 
 T = TypeVar("T")
 
@@ -381,6 +382,13 @@ loaded_sources: dict[Path, bytes] = {}
 """The content of every user's file that was loaded, for machines that do not have it."""
 
 
+def loaded(place: str) -> types.ModuleType | None:
+    """The module of somebody's own that was loaded from this file or by this name."""
+    if place.endswith(".py"):
+        return _loaded_files.get(Path(place).resolve())
+    return None if place.partition(".")[0] in ("fedrecall", "__main__") else sys.modules.get(place)
+
+
 def _origin(cls: type) -> str:
     for path, module in _loaded_files.items():
         if module.__name__ == cls.__module__:
@@ -412,12 +420,19 @@ def _load(target: str, kind: str) -> type:
 
 def _load_file(path: Path, kind: str) -> types.ModuleType:
     path = path.resolve()
-    if path in _loaded_files:
-        return _loaded_files[path]
     try:
-        return load_source(path, path.read_bytes(), kind)
+        source = path.read_bytes()
     except OSError:
-        raise UserError(f"{kind}: there is no file {path}.") from None
+        if path in _loaded_files:  # deleted since, or of another machine
+            return _loaded_files[path]
+        raise Missing(f"{kind}: there is no file {path}.") from None
+    if loaded_sources.get(path, source) != source:
+        warnings.warn(
+            f"{path} has changed since it was loaded: this process goes on with what it was. Start another "
+            "one (a notebook: restart its kernel) for what it is.",
+            RuntimeWarning,
+        )
+    return load_source(path, source, kind)
 
 
 def load_source(path: Path, source: bytes, kind: str) -> types.ModuleType:

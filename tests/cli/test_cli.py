@@ -482,3 +482,18 @@ def test_an_algorithm_that_fails_on_any_data_is_shown_as_far_as_it_goes_in_a_sen
     code, _, err = call("run", "--algorithm", f"{tmp_path}/mine.py:Stranger", "--dataset", "digits")
     assert code == 2
     assert "does not derive from fedrecall.algorithms.fedavg.FedAvg" in err
+
+
+def test_going_on_where_files_have_moved_says_how(call, tmp_path):
+    (tmp_path / "data").mkdir()
+    rows = ["a,b,label", *(f"{i % 7},{i % 5},{'xy'[i % 2]}" for i in range(60))]
+    (tmp_path / "data" / "train.csv").write_text("\n".join(rows))
+    words = ["--dataset", "folder:data", "--model", "mlp:4", "--clients", "4", "--sample", "2", "--out", "x"]
+    assert call("run", *words, "--rounds", "1")[0] == 0
+    (tmp_path / "data").rename(tmp_path / "moved")
+    code, _, err = call("run", "--resume", "--out", "x", "--rounds", "2")
+    assert code == 2
+    assert "there is no folder" in err
+    assert "-s dataset.path=FOLDER" in err
+    assert call("run", "--resume", "--out", "x", "--rounds", "2", "-s", "dataset.path=moved")[0] == 0
+    assert len(RunFolder(tmp_path / "x").metrics()) == 2

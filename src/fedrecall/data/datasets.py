@@ -22,7 +22,7 @@ from fedrecall import files
 from fedrecall.data import folders, hub, store
 from fedrecall.data.rows import Rows, Source, join
 from fedrecall.data.store import Dataset, Split, export, load_export
-from fedrecall.errors import UserError
+from fedrecall.errors import Missing, UserError
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, Range, Registry, plain
 from fedrecall.streams import numpy_stream
 
@@ -415,10 +415,14 @@ class Folder(Recipe):
     standardise: bool = True
     """Move and scale a table's columns by the training split; `private` needs them as they are: false."""
 
+    def __post_init__(self) -> None:
+        """A run may be gone on with from elsewhere."""
+        object.__setattr__(self, "path", os.path.abspath(files.expanded(self.path)))
+
     def _folder(self) -> Path:
-        folder = files.expanded(self.path)
+        folder = Path(self.path)
         if not files.found(folder, stat.S_ISDIR):
-            raise UserError(f"dataset folder: there is no folder {self.path}.")
+            raise Missing(f"dataset folder: there is no folder {self.path}.")
         return folder
 
     def cached(self, name: str, root: Path | None) -> tuple[str, str] | None:

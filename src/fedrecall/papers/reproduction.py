@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from fedrecall import config as configs
+from fedrecall import provenance
 from fedrecall.config import MAY_CHANGE, Config
 from fedrecall.data import datasets
 from fedrecall.data.datasets import DATASETS, Dataset
 from fedrecall.errors import Diverged, UserError
-from fedrecall.experiment import Experiment, Sink, device_of, facts
+from fedrecall.experiment import Experiment, Sink, device_of
 from fedrecall.papers.paper import Cell, Table, Variant, load_paper
 from fedrecall.papers.results import (
     Keeper,
@@ -230,7 +231,7 @@ def _load(
                 del loaded[other]
         try:
             found = datasets.load(made.config.dataset, root=root)
-            if strange := unlike(made.config, facts(found)):
+            if strange := unlike(made.config, provenance.facts(found)):
                 raise UserError(f"what was found is {strange}: name a folder that has it with --data-root.")
             loaded[key] = found
         except UserError as error:
@@ -242,7 +243,7 @@ def _load(
 def _run(stack: Sequence[Plan], dataset: Dataset, results: Path, pace: Pace, shown: Sink, say: Say) -> None:
     experiments, keepers = [], []
     for number, p in enumerate(stack):
-        keeper = Keeper(p.config, results, partial(_starts, p.folder, facts(dataset)))
+        keeper = Keeper(p.config, results, partial(_starts, p.folder, provenance.facts(dataset)))
         sinks = [keeper, pace.of(p)] if number else [keeper, pace.of(p), shown]
         experiments.append(Experiment(p.config, p.folder, resume=True, dataset=dataset, sinks=sinks))
         keepers.append(keeper)

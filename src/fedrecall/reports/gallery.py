@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image
 
-from fedrecall import experiment, files
+from fedrecall import experiment, files, provenance
 from fedrecall.reports.figures import FIGURES, draw
 
 COLOURS = 96  # of a committed picture, which keeps it small
@@ -236,7 +236,7 @@ def _small(image: Image.Image) -> bytes:
 
 
 def _page(captions: Sequence[str], seconds: float | None) -> str:
-    here = experiment.environment()
+    here = provenance.environment()
     took = f" in {seconds:.0f} s" if seconds is not None else ""
     lines = [
         "# Gallery",

@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,7 +13,7 @@ from fedrecall.cli import progress
 from fedrecall.cli.app import app, err, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
 from fedrecall.config import Config
-from fedrecall.errors import UserError
+from fedrecall.errors import Missing, UserError
 from fedrecall.experiment import Experiment, Interrupted, Result
 from fedrecall.records import RunFolder
 
@@ -46,13 +46,15 @@ def run_command(
     """
     if resume and out_ is None:
         raise UserError("--resume goes on with a run: name its folder with --out.")
-    given = config is not None or settings or set_
-    if resume and out_ is not None and (RunFolder(out_).started or not given):
-        made = configs.begun(gather(config, settings, set_, RunFolder(out_).config()))  # as it was begun
-    else:
-        made = configs.make(gather(config, settings, set_))
-    folder = out_ if out_ is not None else unused(name_of(made))
-    experiment = Experiment(made, folder, resume=resume, data_root=data_root, sinks=[progress.shown(out)])
+    try:
+        folder, experiment = _open(config, set_, out_, resume, data_root, settings)
+    except Missing as error:
+        raise UserError(
+            f"{error} What has moved since the run was begun is named anew, as with "
+            "-s dataset.path=FOLDER or -s algorithm.name=FILE.py:Class."
+            if resume
+            else str(error)
+        ) from error
     try:
         result = experiment.run()
     except Interrupted:
@@ -61,6 +63,24 @@ def run_command(
         err.print(f"go on with: {shlex.join(words)}", soft_wrap=True, markup=False)
         raise
     summarise(result)
+
+
+def _open(
+    config: Path | None,
+    set_: list[str] | None,
+    out_: Path | None,
+    resume: bool,
+    data_root: Path | None,
+    settings: dict[str, Any],
+) -> tuple[Path, Experiment]:
+    """The run folder, and the run that is begun or gone on with in it."""
+    given = config is not None or settings or set_
+    if resume and out_ is not None and (RunFolder(out_).started or not given):
+        made = configs.begun(gather(config, settings, set_, RunFolder(out_).config()))  # as it was begun
+    else:
+        made = configs.make(gather(config, settings, set_))
+    folder = out_ if out_ is not None else unused(name_of(made))
+    return folder, Experiment(made, folder, resume=resume, data_root=data_root, sinks=[progress.shown(out)])
 
 
 def name_of(config: Config) -> Path:

@@ -1,0 +1,185 @@
+"""What a run was made from: its data, its owner's code, and the versions and the machine that computed it."""
+
+import ast
+import hashlib
+import platform
+import shlex
+import subprocess
+import sys
+import sysconfig
+import time
+import types
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedrecall import files, secrecy, specs
+from fedrecall.data.datasets import Dataset
+from fedrecall.errors import UserError
+
+
+def starts(path: Path) -> list[dict[str, Any]]:
+    """What made the run so far, a part for every start."""
+    found = files.read_json(path) if path.exists() else []
+    if not isinstance(found, list) or not all(
+        isinstance(start, dict) and all(isinstance(start.get(part, {}), dict) for part in ("data", "code"))
+        for start in found
+    ):
+        raise UserError(f"{path} is damaged: delete it to go on.")
+    return found
+
+
+def facts(dataset: Dataset) -> dict[str, Any]:
+    """What tells data from other data, and costs little: sizes, and a digest of labels and statistics.
+
+    The statistics are rounded: the same files may be decoded a little differently elsewhere.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for split in (dataset.train, dataset.test):
+        digest.update(split.y.cpu().to(torch.int64).numpy().tobytes())
+    # A table's columns have been moved and scaled, and say no more: its first example does.
+    first = [s.x[:1] for s in (dataset.train, dataset.test) if s.x.is_floating_point()]
+    for values in (dataset.mean, dataset.std, *first):
+        digest.update(" ".join(f"{v:.4g}" for v in values.flatten().tolist()).encode())
+    sizes = {"train": len(dataset.train.y), "test": len(dataset.test.y)}
+    return {"name": dataset.name, **sizes, "digest": digest.hexdigest()}
+
+
+def said(data: Mapping[str, Any]) -> str:
+    """What `facts` says, in words."""
+    digest = f" (digest {data['digest']})" if "digest" in data else ""
+    return f"{data.get('name')} of {data.get('train')} and {data.get('test')} examples{digest}"
+
+
+def environment(device: torch.device | None = None) -> dict[str, Any]:
+    """What made a result: versions, hardware, git revision, command, time.
+
+    Of several GPUs it names ``device``, or the one that torch takes by default; none if that is the CPU.
+    """
+    packages = ("fedrecall", "torch", "numpy", "safetensors", "datasets", "ray", "flwr")
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    on_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
+    gpu = torch.cuda.get_device_name(device) if on_gpu else None
+    return {
+        "command": shlex.join(secrecy.in_words([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "versions": versions,
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "git": git_revision(),
+    }
+
+
+def cpu_name() -> str:
+    """What the processor calls itself."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def git_revision(code: Path = Path(__file__)) -> str | None:
+    """The revision that holds this file, with a plus if its folder has been changed since.
+
+    None of a file that no repository holds: an installed package may lie inside somebody else's.
+    """
+
+    def ask(*words: str) -> str:
+        command = ["git", "--no-optional-locks", "-C", str(code.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+
+    try:
+        ask("ls-files", "--error-unmatch", code.name)
+        return ask("rev-parse", "HEAD") + ("+" if ask("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+# The code of a run's owner: an algorithm, a network, a data set of their own.
+
+
+def code(config: Mapping[str, Any]) -> dict[str, str]:
+    """A digest of what the config names of somebody's own, by file or module and name.
+
+    It is that of the module and of those that it takes names from, as far as these are nobody's package;
+    comments and layout have no part in it.
+    """
+    found: dict[str, str] = {}
+    for text in _texts(config):
+        place, _, rest = text.partition(":")
+        module = specs.loaded(place) if rest else None
+        if module is not None and hasattr(module, rest.partition(":")[0].partition(".")[0]):
+            digest = hashlib.blake2b(digest_size=8)
+            for one in sorted(_sources(module)):
+                digest.update(one)
+            found[named(text)] = digest.hexdigest()
+    return found
+
+
+def named(spec: str) -> str:
+    """A class or function of somebody's own by what it is called wherever its file lies."""
+    place, _, rest = spec.partition(":")
+    return f"{Path(place).name}:{rest.partition(':')[0]}"
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _sources(module: types.ModuleType) -> set[bytes]:
+    """The source of a module and of all that it takes names from, without comments."""
+    found: dict[str, bytes] = {}
+    todo = [module]
+    while todo:
+        module = todo.pop()
+        source = None if module.__name__ in found else _source(module)
+        if source is None:
+            continue
+        found[module.__name__] = source
+        for value in list(vars(module).values()):
+            taken = value if isinstance(value, types.ModuleType) else None
+            if isinstance(value, (type, types.FunctionType)):
+                taken = sys.modules.get(value.__module__)
+            if taken is not None and not _packaged(taken):
+                todo.append(taken)
+    return set(found.values())
+
+
+def _source(module: types.ModuleType) -> bytes | None:
+    """None of what was not loaded from a file in Python."""
+    try:
+        path = Path(str(module.__file__))
+        source = specs.loaded_sources.get(path) or path.read_bytes()
+        return ast.unparse(ast.parse(source)).encode()
+    except (AttributeError, OSError, SyntaxError, ValueError):
+        return None
+
+
+_PACKAGES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _packaged(module: types.ModuleType) -> bool:
+    """Whether the module came with Python, with this package or with another one that was installed."""
+    where = str(getattr(module, "__file__", None) or "")
+    return module.__name__.partition(".")[0] in ("fedrecall", "__main__") or where.startswith(_PACKAGES)

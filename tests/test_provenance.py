@@ -1,0 +1,199 @@
+"""What a run was made from."""
+
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fedrecall
+from fedrecall import config as configs
+from fedrecall import specs
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.data.datasets import load
+from fedrecall.errors import UserError
+from fedrecall.experiment import check
+from fedrecall.provenance import code, environment, git_revision
+
+
+def test_what_made_a_run_names_the_gpu_that_it_ran_on(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device=None: f"GPU {device}")
+    for device, name in [(None, "GPU None"), ("cpu", None), ("cuda:1", "GPU cuda:1")]:
+        assert environment(torch.device(device) if device else None)["gpu"] == name
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            "/bin/flwr-serverapp --insecure --token 5ec4 --run 3",
+            "flwr-serverapp --insecure --token '***' --run 3",
+        ),
+        ("x --api-key=5ec4 --wandb-api-key 5ec4 run", "x '--api-key=***' --wandb-api-key '***' run"),
+        ("x run --algorithm private:secret=true,noise=1", "x run --algorithm private:secret=true,noise=1"),
+        ("x --token", "x --token"),
+    ],
+)
+def test_a_command_is_kept_without_its_secrets(given, said, monkeypatch):
+    monkeypatch.setattr("sys.argv", given.split())
+    assert environment()["command"] == said
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_revision_is_that_of_the_code_and_says_whether_it_was_changed(tmp_path):
+    def git(*words):
+        mine = ("-c", "user.name=me", "-c", "user.email=me@localhost")
+        return subprocess.run(
+            ["git", "-C", tmp_path, *mine, *words], check=True, capture_output=True, text=True
+        )
+
+    git("init", "--quiet")
+    code, installed, note = (tmp_path / n for n in ("pkg/code.py", ".venv/pkg/code.py", "note.txt"))
+    for path in (code, installed, note):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1")
+    assert git_revision(code) is None  # no repository holds it yet
+    git("add", "pkg", "note.txt")
+    git("commit", "--quiet", "--message=one")
+    head = git("rev-parse", "HEAD").stdout.strip()
+    note.write_text("2")  # not of the code
+    assert git_revision(code) == head
+    assert git_revision(installed) is None
+    (code.parent / "new.py").write_text("1")
+    assert git_revision(code) == f"{head}+"
+    (code.parent / "new.py").unlink()
+    code.write_text("2")
+    assert git_revision(code) == f"{head}+"
+    assert git_revision(tmp_path / "gone" / "code.py") is None
+
+
+# Somebody's own code.
+
+MINE = '''
+from dataclasses import dataclass
+from fedrecall import FedAvg
+from torch.nn import functional
+from {helper} import scale
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    """A scaled loss."""
+    mu: float = 1.0
+    def loss(self, net, params, anchor, batch):
+        return scale() * functional.cross_entropy(net(params, batch.x), batch.y)
+'''
+RUN = {
+    "dataset": "synthetic:classes=4,train=80,test=40,size=8",
+    "model": "mlp:4",
+    "clients": 4,
+    "sample": 2,
+    "backend": "serial",
+}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A folder of somebody's own code, and what makes this process a new one that has loaded none of it."""
+    name = f"helper_{tmp_path.name}".replace("-", "_")
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "mine.py").write_text(MINE.format(helper=name))
+    (folder / f"{name}.py").write_text("def scale(): return 1.0")
+    monkeypatch.syspath_prepend(str(folder))
+
+    def anew():
+        monkeypatch.setattr(specs, "_loaded_files", {})
+        monkeypatch.setattr(specs, "loaded_sources", {})
+        sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+
+    anew()
+    return folder, folder / f"{name}.py", anew
+
+
+def play(folder, algorithm, rounds, **settings):
+    return fedrecall.run(folder, resume=True, algorithm=algorithm, rounds=rounds, **RUN | settings)
+
+
+@pytest.mark.parametrize("which", ["the file", "what it imports"])
+def test_a_run_is_not_gone_on_with_by_other_code(which, home, tmp_path):
+    folder, helper, anew = home
+    mine, edited = folder / "mine.py", helper if which == "what it imports" else folder / "mine.py"
+    play(tmp_path / "run", f"{mine}:Mine", 1)
+    source = edited.read_text()
+    edited.write_text("# a note\n" + source.replace("\n\n", "\n\n\n"))  # says the same
+    anew()
+    play(tmp_path / "run", f"{mine}:Mine", 2)
+    edited.write_text(source.replace("scale() *", "2 * scale() *").replace("return 1.0", "return 2.0"))
+    anew()
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match=r"begun with other code than mine\.py:Mine has now"):
+        play(tmp_path / "run", f"{mine}:Mine", 3)
+    made = configs.make({"algorithm": f"{mine}:Mine", "rounds": 3, **RUN})
+    with pytest.raises(UserError, match="begun with other code"):
+        check(made, tmp_path / "run", load(made.dataset))
+    assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    (tmp_path / "run" / "made.json").unlink()
+    assert len(play(tmp_path / "run", f"{mine}:Mine", 3).history) == 3
+
+
+def test_code_that_moved_is_the_same_code(home, tmp_path):
+    folder, _, anew = home
+    run = tmp_path / "run"
+    play(run, f"{folder}/mine.py:Mine:mu=2", 1)
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    (folder / "mine.py").rename(other / "mine.py")
+    anew()
+    with pytest.raises(UserError, match=r"algorithm.mu = 2.0, not 1.0"):
+        play(run, f"{other}/mine.py:Mine", 2)
+    assert len(play(run, f"{other}/mine.py:Mine:mu=2", 2).history) == 2
+    (other / "mine.py").rename(other / "yours.py")
+    anew()
+    with pytest.raises(UserError, match=r"cannot be continued: .*there is no file .*mine\.py"):
+        play(run, f"{other}/yours.py:Mine:mu=2", 3)
+
+
+def test_data_that_moved_are_the_same_data(tmp_path, monkeypatch):
+    run, settings = tmp_path / "run", {"algorithm": "fedavg", "partition": "iid"}
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    rows = ["a,b,label", *(f"{i % 7},{i % 5},{'xy'[i % 2]}" for i in range(60))]
+    for name, count in (("data", 61), ("others", 51)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.csv").write_text("\n".join(rows[:count]))
+    play(run, rounds=1, **settings | {"dataset": "folder:data"})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    made = configs.begun(json.loads((run / "config.json").read_text()))
+    assert load(made.dataset).name == "folder"  # from wherever it is gone on with
+    (tmp_path / "data").rename(tmp_path / "moved")
+    play(run, rounds=2, **settings | {"dataset": f"folder:{tmp_path}/moved"})
+    with pytest.raises(UserError, match="begun on other data"):
+        play(run, rounds=3, **settings | {"dataset": f"folder:{tmp_path}/others"})
+
+
+def test_a_file_that_changed_since_it_was_loaded_is_told_of(home):
+    folder, _, _ = home
+    ALGORITHMS.make(f"{folder}/mine.py:Mine")
+    (folder / "mine.py").write_text(MINE.format(helper="os"))
+    with pytest.warns(RuntimeWarning, match="has changed since it was loaded"):
+        ALGORITHMS.make(f"{folder}/mine.py:Mine")
+
+
+def test_only_what_is_somebodys_own_is_their_code(home):
+    folder, _, _ = home
+    ALGORITHMS.make(f"{folder}/mine.py:Mine")
+    named = {
+        "algorithm": {"name": f"{folder}/mine.py:Mine"},
+        "model": "cnn:hidden=8",
+        "sinks": ["json:dumps"],
+    }
+    assert code(named).keys() == {"mine.py:Mine", "json:dumps"}
+    assert code({"algorithm": "fedrecall.algorithms.fedavg:FedAvg", "dataset": "folder:x"}) == {}
+    inner = {"algorithm": {"name": "private", "algorithm": f"{folder}/mine.py:Mine:mu=2"}}
+    assert code(inner) == {k: v for k, v in code(named).items() if k == "mine.py:Mine"}
