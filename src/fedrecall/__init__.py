@@ -3,7 +3,18 @@
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Batch", "Cohort", "Config", "Dataset", "Experiment", "FedAvg", "UserError", "Weights", "run"]
+__all__ = [
+    "Batch",
+    "Cohort",
+    "Config",
+    "Dataset",
+    "Experiment",
+    "FedAvg",
+    "UserError",
+    "Weights",
+    "run",
+    "trained",
+]
 
 _HOMES = {
     "Batch": "fedrecall.batches",
@@ -15,6 +26,7 @@ _HOMES = {
     "UserError": "fedrecall.errors",
     "Weights": "fedrecall.models.model",
     "run": "fedrecall.experiment",
+    "trained": "fedrecall.reports.runs",
 }
 
 

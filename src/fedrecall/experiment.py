@@ -33,7 +33,8 @@ from fedrecall.measures.moment import Moment
 from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.networks import build
-from fedrecall.records import Checkpoint, History, RunFolder, whole
+from fedrecall.models.trained import Inputs, Trained
+from fedrecall.records import INPUTS, Checkpoint, History, RunFolder, whole
 from fedrecall.sinks import following
 from fedrecall.training import Failure
 
@@ -80,6 +81,11 @@ class Result:
         of = f"{self.config.algorithm['name']} on {self.config.dataset['name']}"
         found = f"accuracy {self.accuracy:.2%}, forgetting {self.forgetting:.3f}"
         return f"<Result of {of}: {found} after {len(self.history)} rounds>"
+
+    @property
+    def trained(self) -> Trained:
+        """The final global model, to be used: it takes examples as they are and names classes."""
+        return Trained(self.model, self.weights, Inputs.of(self.federation.dataset))
 
     @property
     def accuracy(self) -> float:
@@ -180,6 +186,7 @@ class Experiment:
             self.history = History(folder, folder.rewind(0))
             if data:
                 partitions.save(folder.path / "partition.json", *describe(self.federation))
+        Inputs.of(self.federation.dataset).save(folder.path / INPUTS)
         files.write_json(folder.path / "config.json", configs.as_dict(self.config))
         start = provenance.environment(self.model.device)
         start |= ({"data": data} if data else {}) | ({"code": code} if code else {})
@@ -651,7 +658,19 @@ def device_of(config: Config) -> torch.device:
     return device
 
 
-def make_model(config: Config, dataset: Dataset, algorithm: FedAvg) -> Model:
+class Examples(Protocol):
+    """Whatever tells what a network is given."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example."""
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+
+
+def make_model(config: Config, dataset: Examples, algorithm: FedAvg) -> Model:
     """The config's network with the initial weights that its seed gives."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(streams.key(config.seed, "model"))

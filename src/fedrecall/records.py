@@ -2,6 +2,7 @@
 
 config.json       the effective config
 made.json         versions, hardware, git revision, command of every start
+inputs.json       what the model is given, and what its answers are called
 partition.json    who holds which examples
 metrics.jsonl     one line a round
 checkpoints/      round-000010.json names the arrays, their checksum and the clients' memories
@@ -22,6 +23,7 @@ from torch import Tensor
 from fedrecall import files, memories
 from fedrecall.errors import UserError
 
+INPUTS = "inputs.json"
 KEPT = 2  # checkpoints: if the last is damaged the one before is used
 
 

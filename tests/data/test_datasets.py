@@ -728,7 +728,7 @@ def test_csv_of_image_paths(tmp_path):
         ([], "is empty"),
         ([["image", "label"], ["../x.png", 0]], "outside"),
         ([["image", "label"], ["/etc/hostname", 0]], "outside"),
-        ([["image", "label"], ["none.png", 0]], r"none\.png cannot be read"),
+        ([["image", "label"], ["none.png", 0]], r"line 2 names .*none\.png, which cannot be read"),
         ([["image", "label"], [".hidden/x.png", 0]], r"names '\.hidden/x\.png', which is hidden"),
         ([["image", "label"], ["seen/../.x.png", 0]], "which is hidden"),
     ],
@@ -853,6 +853,13 @@ def test_real_data(name, tmp_path_factory):
     assert float(d.mean[0]) == pytest.approx(mean, abs=1e-4)
     assert float(d.std[0]) == pytest.approx(std, abs=1e-4)
     assert torch.bincount(d.test.y).min() >= 890
+
+
+def test_a_quote_that_nobody_closes_does_not_swallow_the_rest(tmp_path):
+    lines = ["a,b,label", *(f"{i},1,{'xy'[i % 2]}" for i in range(9)), '"1,2,x', "3,4,y"]
+    (tmp_path / "train.csv").write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"train\.csv is not a CSV file: unexpected end of data"):
+        load(f"folder:{tmp_path}")
 
 
 def test_an_export_cut_short_over_another_is_none(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from fedrecall.experiment import Experiment
 from fedrecall.flower import hosting, server, wire
 from fedrecall.flower.wire import Report
 from fedrecall.records import RunFolder
+from fedrecall.reports.runs import trained
 
 BASE = {
     "clients": 3,
@@ -951,7 +952,11 @@ def test_a_table_in_parts_is_standardised_as_a_whole(tmp_path, monkeypatch):
         own["data"] = f"folder:{tmp_path}/silo{own['client']}"
     settings = {"dataset": "", "auxiliary_per_class": "", "model": "mlp:4", "rounds": 1}
     grid = Grid(held)
-    play(grid, **settings)
+    result = play(grid, **settings, out=str(tmp_path / "run"))
+    kept = trained(tmp_path / "run")  # is used on rows as they are
+    tested = [r.split(",") for part in rows for r in part[:3]]
+    named = kept.predict(torch.tensor([[float(a), float(b)] for a, b, _ in tested], dtype=torch.float64))
+    assert sum(a == r[2] for a, r in zip(named, tested, strict=True)) / len(tested) == result.accuracy
     task = next(m for m in grid.sent if m.metadata.message_type == "train")
     said = wire.from_json(task.content["values"]["data"], "the data")
     whole = load_data(f"folder:{tmp_path}/whole")

@@ -77,11 +77,12 @@ def read_images(folder: Path, files: list[Path], size: int) -> Source:
     return Source(splits)
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path, where: str = "") -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+        named = f"{where} names {path}, which" if where else f"{path}"
+        raise UserError(f"{named} cannot be read: {error.strerror}.") from error
 
 
 def read_parquet(folder: Path, files: list[Path], label: str, image: str, size: int) -> Source:
@@ -110,7 +111,7 @@ def read_csv(folder: Path, files: list[Path], label: str, image: str, size: int)
     for split, paths in groups.items():
         rows = splits[split] = Rows()
         for path in paths:
-            for header, line, cells in _csv_lines(path):
+            for header, line, cells in csv_lines(path):
                 if not columns:
                     columns = header
                     if label not in columns:
@@ -125,17 +126,19 @@ def read_csv(folder: Path, files: list[Path], label: str, image: str, size: int)
                 rows.y.append(written)
                 rows.where.append(where)
                 if image in values:
-                    rows.x.append(decode(_bytes(_inside(folder, path, values[image])), where, size))
+                    rows.x.append(decode(_bytes(_inside(folder, path, values[image]), where), where, size))
                 else:
-                    rows.x.append(_numbers(values, where))
+                    rows.x.append(numbers(values, where))
     _whole_numbers(splits, label)
-    return Source(splits)
+    table = image not in columns
+    return Source(splits, features=tuple(c for c in columns if c != label) if table else ())
 
 
-def _csv_lines(path: Path) -> Iterator[tuple[list[str], int, list[str]]]:
+def csv_lines(path: Path) -> Iterator[tuple[list[str], int, list[str]]]:
+    """The header, a line's number and its cells, of every line after the header."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
+            reader = csv.reader(file, strict=True)
             header = next(reader, None)
             if header is None:
                 raise UserError(f"{path} is empty.")
@@ -175,7 +178,8 @@ def _inside(folder: Path, table: Path, written: str) -> Path:
     return path
 
 
-def _numbers(values: dict[str, str], where: str) -> Any:
+def numbers(values: dict[str, str], where: str) -> Any:
+    """The columns' values as numbers."""
     if not values:
         raise UserError(f"{where} has a label and nothing to learn it from.")
     out = np.empty(len(values), np.float64)

@@ -49,6 +49,8 @@ class Source:
     """``train`` and perhaps ``test``."""
     names: list[str] | None = None
     """The classes' names when the source lists them and labels are their numbers."""
+    features: tuple[str, ...] = ()
+    """What a table's columns are called."""
 
 
 def join(
@@ -95,7 +97,7 @@ def join(
         )
         mean, std = torch.zeros(columns), torch.ones(columns)
     splits = Split(x_train, tensors[0]), Split(x_test, tensors[1])
-    return Dataset(name, tuple(class_names), *splits, mean, std, moved)
+    return Dataset(name, tuple(class_names), *splits, mean, std, moved, found.features)
 
 
 def _columns(wide: NDArray[np.float64]) -> Columns:

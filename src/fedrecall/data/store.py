@@ -55,6 +55,8 @@ class Dataset:
     """float32 ``[C]``: their standard deviations; 1 for a channel that never varies."""
     columns: Columns | None = None
     """By what the examples themselves, a table's, have been moved and scaled; None: they were not."""
+    features: tuple[str, ...] = ()
+    """What a table's columns are called, in their order, if that is known."""
 
     @property
     def standardised(self) -> bool:
@@ -125,7 +127,9 @@ def _arrays(dataset: Dataset) -> dict[str, Tensor]:
     return {name: t.contiguous() for name, t in zip(_ARRAYS, held, strict=True)}
 
 
-def _dataset(name: str, class_names: Any, arrays: dict[str, Tensor], standardised: Any = None) -> Dataset:
+def _dataset(
+    name: str, class_names: Any, arrays: dict[str, Tensor], standardised: Any = None, features: Any = ()
+) -> Dataset:
     """Put together what was read, or a ValueError when it does not fit together."""
     if not isinstance(class_names, list) or not all(isinstance(c, str) for c in class_names):
         raise ValueError("no class names")
@@ -143,7 +147,10 @@ def _dataset(name: str, class_names: Any, arrays: dict[str, Tensor], standardise
     if train.x.ndim not in (2, 4) or any(arrays[n].shape != train.x.shape[1:2] for n in ("mean", "std")):
         raise ValueError("wrong shapes")
     columns = _columns(standardised, train.x)
-    return Dataset(name, tuple(class_names), train, test, arrays["mean"], arrays["std"], columns)
+    if features and not (len(features) == train.x.shape[1] and all(isinstance(f, str) for f in features)):
+        raise ValueError("columns' names that are not the table's")
+    statistics = arrays["mean"], arrays["std"]
+    return Dataset(name, tuple(class_names), train, test, *statistics, columns, tuple(features))
 
 
 def _columns(noted: Any, x: Tensor) -> Columns | None:
@@ -169,6 +176,7 @@ def save(path: Path, dataset: Dataset) -> None:
             "name": dataset.name,
             "class_names": json.dumps(dataset.class_names),
             "standardised": json.dumps(dataset.columns or False),
+            "features": json.dumps(dataset.features),
         }
         save_file(_arrays(dataset), temporary, metadata)
         with open(temporary, "rb") as file:
@@ -186,7 +194,11 @@ def load(path: Path) -> Dataset | None:
         standardised = json.loads(metadata.get("standardised", "null"))
         if standardised is True:  # an earlier version did not note by what: made anew, it does
             return None
-        return _dataset(metadata["name"], json.loads(metadata["class_names"]), load_file(path), standardised)
+        features = json.loads(metadata.get("features", "[]"))
+        if standardised and "features" not in metadata:  # nor what the columns are called
+            return None
+        names = json.loads(metadata["class_names"])
+        return _dataset(metadata["name"], names, load_file(path), standardised, features)
     except (OSError, safetensors.SafetensorError, ValueError, TypeError, KeyError, RuntimeError):
         return None
 
@@ -227,6 +239,7 @@ def export(dataset: Dataset, folder: Path, part_bytes: int = 60 * 2**20) -> list
         "mean": dataset.mean.tolist(),
         "std": dataset.std.tolist(),
         "standardised": dataset.columns or False,
+        "features": dataset.features,
         "parts": parts,
     }
     files.write_json(folder / _INDEX, index)  # last: a folder without it is not an export
@@ -255,6 +268,7 @@ def load_export(folder: Path) -> Dataset:
         arrays = {name: torch.from_numpy(np.concatenate(parts)) for name, parts in found.items()}
         for name in ("mean", "std"):
             arrays[name] = torch.tensor(index[name], dtype=torch.float32)
-        return _dataset(str(index["name"]), index["class_names"], arrays, index.get("standardised"))
+        told = index.get("standardised"), index.get("features", ())
+        return _dataset(str(index["name"]), index["class_names"], arrays, *told)
     except Exception as error:  # a damaged archive makes zipfile, zlib and numpy raise nearly anything
         raise UserError(f"the exported data set {folder} cannot be read: {error}.") from error

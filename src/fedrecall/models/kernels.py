@@ -22,8 +22,8 @@ LEAST = 1 << 15
 
 
 def plain(*tensors: Tensor) -> bool:
-    """Whether these are ordinary CPU tensors, not what ``torch.func`` wraps them in."""
-    return all(
+    """Whether these are ordinary CPU tensors, not what ``torch.func`` or an export wraps them in."""
+    return not torch.compiler.is_compiling() and all(
         t.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors
     )
 
@@ -118,9 +118,9 @@ class Linear(nn.Linear):
             or x.dtype != torch.float32
             or w.dtype != torch.float32
             or w.numel() < LEAST
-            or len(x) < 2
             or not AVAILABLE
             or not plain(x, w)
+            or len(x) < 2
         ):
             return F.linear(x, w, b)
         out = product(x, w)

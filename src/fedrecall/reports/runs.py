@@ -23,9 +23,10 @@ from fedrecall.config import Config
 from fedrecall.data.augmentation import default_for
 from fedrecall.data.datasets import Dataset, load
 from fedrecall.errors import UserError
-from fedrecall.experiment import make_model
+from fedrecall.experiment import make_model, normalised
 from fedrecall.models.model import Model, Weights
-from fedrecall.records import Checkpoint, RunFolder, whole
+from fedrecall.models.trained import Inputs, Trained
+from fedrecall.records import INPUTS, Checkpoint, RunFolder, whole
 from fedrecall.specs import Registry
 
 SEEDS = ("seed", "partition_seed")
@@ -241,9 +242,19 @@ class Run:
         raise UserError(f"{self.path} has no {wanted}{there}.")
 
     @cached_property
+    def inputs(self) -> Inputs:
+        """What the network is given, as the run noted it; of earlier versions' runs the data set says it."""
+        path = self.path / INPUTS
+        return Inputs.load(path) if path.exists() else Inputs.of(normalised(self.settings, self.dataset))
+
+    @cached_property
     def model(self) -> Model:
         """The network's structure."""
-        return make_model(self.settings, self.dataset, ALGORITHMS.make(self.settings.algorithm))
+        return make_model(self.settings, self.inputs, ALGORITHMS.make(self.settings.algorithm))
+
+    def trained(self, round_number: int | None = None) -> Trained:
+        """The global model after the last saved round, or after this one, to be used."""
+        return Trained(self.model, self.weights(round_number), self.inputs)
 
     def weights(self, round_number: int | None = None) -> Weights:
         """The global model after the last saved round, or after this one."""
@@ -254,6 +265,14 @@ class Run:
             return trees.restore(self.model.initial(), flat, f"the checkpoint of {self.path}")
         except ValueError as error:
             raise UserError(f"{error}: it is not of the model that the config names.") from error
+
+
+def trained(run: Path | str, round_number: int | None = None) -> Trained:
+    """The model of a run folder, to be used: ``fedrecall.trained("runs/mine").predict(images)``.
+
+    ``round_number``: of which round, of those that are kept; by default the last.
+    """
+    return Run(run).trained(round_number)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,141 @@
+"""A trained network as it is used: with what it is given made ready, and its answers by name."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedrecall import files
+from fedrecall.errors import UserError
+from fedrecall.models.model import Model, Weights
+
+if TYPE_CHECKING:
+    from fedrecall.data.store import Dataset
+
+CHUNK = 500
+"""Examples that are looked at together."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a network is given, as somebody has it who never saw the training data."""
+
+    shape: tuple[int, ...]
+    """Of one example: (channels, height, width) of an image, (columns,) of a table."""
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    """Of an image's channels on the scale 0 to 1, or of a table's columns as they are."""
+    std: tuple[float, ...]
+    columns: tuple[str, ...] = ()
+    """A table's columns in their order, if they have names."""
+
+    @staticmethod
+    def of(dataset: Dataset) -> Inputs:
+        """What networks that are trained on the data set are given."""
+        mean, std = (v.cpu().double().numpy() for v in (dataset.mean, dataset.std))
+        if dataset.columns is not None:  # the examples have been moved and scaled before
+            own = np.asarray(dataset.columns.std)
+            own = np.where(own > 0, own, 1.0)
+            mean, std = dataset.columns.mean + mean * own, std * own
+        return Inputs(
+            dataset.shape, dataset.class_names, tuple(mean.tolist()), tuple(std.tolist()), dataset.features
+        )
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.class_names)
+
+    @property
+    def image(self) -> bool:
+        """Whether an example is an image, not a row of a table."""
+        return len(self.shape) == 3
+
+    def save(self, path: Path) -> None:
+        """Write them down."""
+        files.write_json(path, asdict(self))
+
+    @staticmethod
+    def load(path: Path) -> Inputs:
+        """Read what `save` wrote, or a UserError."""
+        found = files.read_json(path)
+        try:
+            shape = tuple(int(n) for n in found["shape"])
+            names = tuple(str(name) for name in found["class_names"])
+            mean, std = (tuple(float(v) for v in found[key]) for key in ("mean", "std"))
+            columns = tuple(str(name) for name in found["columns"])
+        except (TypeError, KeyError, ValueError) as error:
+            raise UserError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
+        sound = len(shape) in (1, 3) and min(shape) > 0 and len(names) > 1 and all(s > 0 for s in std)
+        if not (sound and len(mean) == len(std) == shape[0] and len(columns) in (0, shape[0])):
+            raise UserError(f"{path} is damaged: its parts do not fit together.")
+        return Inputs(shape, names, mean, std, columns)
+
+
+class Trained(nn.Module):
+    """Logits of examples as they are: pixels from 0 to 255 as uint8, or a table's numbers.
+
+    A plain module in evaluation mode: it can be exported (`torch.export`, ONNX) and run without this package.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: Model, weights: Weights, inputs: Inputs):
+        """The model with these weights."""
+        super().__init__()
+        self.inputs = inputs
+        self.network = copy.deepcopy(model.module)
+        held = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
+        with torch.no_grad():
+            for name, value in {**weights.params, **weights.buffers}.items():
+                held[name].copy_(value)
+        kind = torch.float32 if inputs.image else torch.float64  # time stamps have more digits than float32
+        device = next(iter(weights.params.values())).device
+        self.register_buffer("mean", torch.tensor(inputs.mean, dtype=kind, device=device))
+        self.register_buffer("std", torch.tensor(inputs.std, dtype=kind, device=device))
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, classes] of [n, *shape]."""
+        kind = next(self.network.parameters()).dtype
+        if self.inputs.image:
+            scale, offset = 1 / (255 * self.std), -self.mean / self.std
+            ready = x.to(torch.float32) * scale[:, None, None] + offset[:, None, None]
+        else:
+            ready = (x.to(torch.float64) - self.mean) / self.std
+        return self.network(ready.to(kind))  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def probabilities(self, examples: Tensor | np.ndarray) -> Tensor:
+        """Of each class, [n, classes], on the CPU."""
+        x = torch.as_tensor(examples)
+        self._check(x)
+        chunks = [x[i : i + CHUNK].to(self.mean.device) for i in range(0, len(x), CHUNK)]
+        found = [torch.softmax(self(chunk), 1).cpu() for chunk in chunks]
+        return torch.cat(found) if found else torch.empty(0, self.inputs.classes)
+
+    def predict(self, examples: Tensor | np.ndarray) -> list[str]:
+        """The name of each example's likeliest class."""
+        return [self.inputs.class_names[c] for c in self.probabilities(examples).argmax(1).tolist()]
+
+    def _check(self, x: Tensor) -> None:
+        shape = self.inputs.shape
+        if tuple(x.shape[1:]) != shape or x.ndim == 0:
+            raise UserError(
+                f"examples of shape [n, {', '.join(map(str, shape))}] are needed, not {[*x.shape]}."
+            )
+        if self.inputs.image and x.dtype != torch.uint8:
+            raise UserError(f"images are pixels from 0 to 255 as uint8, not {x.dtype}.")
+        if not self.inputs.image and not torch.isfinite(x).all():
+            raise UserError("a row of the table holds something else than finite numbers.")
+
+    def extra_repr(self) -> str:
+        """For a prompt."""
+        return f"{list(self.inputs.shape)} -> {', '.join(self.inputs.class_names)}"

@@ -1,0 +1,196 @@
+"""A trained model, used: by who has its run folder and none of the training data."""
+
+import csv
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import fedrecall
+from fedrecall import config as configs
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.cli import main
+from fedrecall.data import folders
+from fedrecall.data.datasets import export, load
+from fedrecall.errors import UserError
+from fedrecall.experiment import make_model
+from fedrecall.models.trained import Inputs, Trained
+
+SETTINGS = {
+    "clients": 8,
+    "sample": 2,
+    "rounds": 2,
+    "partition": "iid",
+    "local_epochs": 1,
+    "lr": 0.05,
+    "backend": "serial",
+}
+
+
+def right(trained, dataset):
+    """The share of the test split that the model gets right."""
+    named = [dataset.class_names[c] for c in dataset.test.y.tolist()]
+    return np.mean([a == b for a, b in zip(trained.predict(dataset.test.x), named, strict=True)])
+
+
+@pytest.mark.parametrize("model", ["cnn:hidden=16", "resnet10", "mlp:8"])
+def test_a_run_folder_is_all_that_it_takes_to_use_a_model(model, tmp_path, monkeypatch):
+    result = fedrecall.run(tmp_path / "run", dataset="digits", model=model, **SETTINGS)
+    digits = load("digits")
+    assert right(result.trained, digits) == result.accuracy
+    monkeypatch.setattr("fedrecall.reports.runs.load", None)  # no data
+    again = fedrecall.trained(tmp_path / "run")
+    assert right(again, digits) == result.accuracy
+    assert again.inputs == Inputs.of(digits)
+    shares = again.probabilities(digits.test.x[:700].numpy())
+    assert torch.allclose(shares.sum(1), torch.ones(len(shares)))
+    assert again.probabilities(digits.test.x[:0]).shape == (0, 10)
+    assert not again.training
+
+
+def test_statistics_are_those_that_the_run_was_trained_with(tmp_path):
+    result = fedrecall.run(
+        tmp_path / "run", dataset="digits", model="mlp:8", normalisation="fixed", **SETTINGS
+    )
+    trained = fedrecall.trained(tmp_path / "run")
+    assert trained.inputs.mean == trained.inputs.std == (0.5,)
+    assert right(trained, load("digits")) == result.accuracy
+
+
+@pytest.mark.parametrize("model", ["cnn", "mlp:8", "resnet10"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_trained_model_is_a_plain_module_that_can_be_exported(model, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)  # which some kernels ask
+    try:
+        settings = configs.make({"dataset": "digits", "model": model})
+        digits = load("digits")
+        made = make_model(settings, digits, ALGORITHMS.make("fedavg"))
+        trained, x = Trained(made, made.initial(), Inputs.of(digits)), digits.test.x
+        count = torch.export.Dim("count", max=4096)
+        program = torch.export.export(trained, (x[:2],), dynamic_shapes=({0: count},))
+        for n in (1, 50):
+            assert torch.allclose(program.module()(x[:n]), trained(x[:n]), atol=1e-5)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_is_no_example_is_refused():
+    trained = fedrecall.run(dataset="digits", model="mlp:8", **SETTINGS).trained
+    with pytest.raises(UserError, match=r"shape \[n, 1, 8, 8\] are needed, not \[8, 8\]"):
+        trained.predict(np.zeros((8, 8), np.uint8))
+    with pytest.raises(UserError, match=r"pixels from 0 to 255 as uint8, not torch\.float32"):
+        trained.predict(np.zeros((1, 1, 8, 8), np.float32))
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """A folder with a table whose columns have very different sizes, and the rows that it tests with."""
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, count in (("train", 300), ("test", 100)):
+        kind = rng.integers(0, 2, count)
+        with open(folder / f"{name}.csv", "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["when", "always", "label", "share"])
+            for k in kind:
+                when = 1.7e9 + 1e6 * (k + rng.normal(scale=0.3))
+                writer.writerow([when, 5, ["low", "high"][k], 0.01 * (k + rng.normal(scale=0.3))])
+    return folder
+
+
+def test_rows_of_a_table_are_moved_and_scaled_as_the_training_rows_were(table, tmp_path):
+    settings = {**SETTINGS, "dataset": f"folder:{table}", "model": "mlp:8", "local_epochs": 30}
+    result = fedrecall.run(tmp_path / "run", **settings)
+    assert result.accuracy > 0.8
+    trained = fedrecall.trained(tmp_path / "run")
+    assert trained.inputs.columns == ("when", "always", "share")
+    lines = [cells for _, _, cells in folders.csv_lines(table / "test.csv")]
+    rows = np.array([[float(a), float(b), float(d)] for a, b, _, d in lines])
+    found = np.mean([p == c[2] for p, c in zip(trained.predict(rows), lines, strict=True)])
+    assert found == result.accuracy
+    with pytest.raises(UserError, match="something else than finite"):
+        trained.predict(np.full((1, 3), np.nan))
+    exported = tmp_path / "exported"
+    export(load(f"folder:{table}"), exported)
+    assert Inputs.of(load(f"folder:{exported}")) == trained.inputs
+
+
+def test_predict_reads_tables_by_their_columns_names(table, tmp_path, capsys, monkeypatch):
+    fedrecall.run(tmp_path / "run", **{**SETTINGS, "dataset": f"folder:{table}", "model": "mlp:8"})
+    straight = table / "test.csv"
+    rows = list(csv.DictReader(straight.open()))
+    turned = tmp_path / "turned.csv"
+    with open(turned, "w", newline="") as file:
+        writer = csv.DictWriter(file, ["share", "note", "always", "when"], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows({**row, "note": "x"} for row in rows)
+    shutil.rmtree(table)
+    straight.parent.mkdir()
+    found = []
+    for source in (turned,):
+        code, out, _ = predict(capsys, monkeypatch, tmp_path / "run", source, "--csv", tmp_path / "out.csv")
+        assert code == 0
+        assert "and 60 more" in out
+        found.append((tmp_path / "out.csv").read_text().splitlines())
+    assert found[0][0] == "example,class,high,low"
+    expected = fedrecall.trained(tmp_path / "run").predict(
+        np.array([[float(r["when"]), float(r["always"]), float(r["share"])] for r in rows])
+    )
+    assert [line.split(",")[1] for line in found[0][1:]] == expected
+    turned.write_text("share,always\n1,2\n")
+    code, _, err = predict(capsys, monkeypatch, tmp_path / "run", turned)
+    assert code == 2
+    assert "has no column 'when', which the model was trained on" in err
+
+
+def predict(capsys, monkeypatch, *words):
+    monkeypatch.setattr("sys.argv", ["fedrecall", "predict", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = capsys.readouterr()
+    return end.value.code or 0, said.out, " ".join(said.err.split())
+
+
+def test_predict_names_the_classes_of_image_files(tmp_path, capsys, monkeypatch):
+    result = fedrecall.run(tmp_path / "run", dataset="digits", model="mlp:8", **SETTINGS)
+    digits = load("digits")
+    files = []
+    for i in range(5):
+        files.append(tmp_path / f"digit{i}.png")
+        Image.fromarray(digits.test.x[i, 0].numpy()).save(files[-1])
+    expected = result.trained.predict(digits.test.x[:5])
+    code, _, _ = predict(capsys, monkeypatch, tmp_path / "run", *files, "--csv", tmp_path / "out.csv")
+    assert code == 0
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert [line.split(",")[:2] for line in lines[1:]] == [
+        [str(f), e] for f, e in zip(files, expected, strict=True)
+    ]
+    Image.new("L", (9, 9)).save(files[0])
+    code, _, err = predict(capsys, monkeypatch, tmp_path / "run", files[0])
+    assert code == 2
+    assert "is 9x9 pixels, but the model was trained on 8x8" in err
+    code, _, err = predict(capsys, monkeypatch, tmp_path / "run", tmp_path / "none.png")
+    assert "there is no file" in err
+    code, _, err = predict(capsys, monkeypatch, tmp_path / "run", files[1], "--round", "7")
+    assert "has no checkpoint of round 7, only of 1 and 2" in err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "[]",
+        '{"shape": [1, 8, 8], "class_names": ["a", "b"], "mean": [0.5, 1], "std": [1], "columns": []}',
+        '{"shape": [1, 8, 8], "class_names": ["a", "b"], "mean": [0.5], "std": [0], "columns": []}',
+        '{"shape": 3, "class_names": ["a", "b"], "mean": [0.5], "std": [1], "columns": []}',
+    ],
+)
+def test_damaged_inputs_are_told(content, tmp_path):
+    (tmp_path / "inputs.json").write_text(content)
+    with pytest.raises(UserError, match="is damaged"):
+        Inputs.load(tmp_path / "inputs.json")
