@@ -286,7 +286,7 @@ class Experiment:
             yield from self._round(len(self.history) + 1)
             if self._stop is not None and not self.finished:
                 self._save_stopped(len(self.history))
-                raise Interrupted(self._stop, len(self.history), saved=self.folder is not None)
+                self.heed_stop()
         return Result(
             self.config,
             self.history,
@@ -301,6 +301,14 @@ class Experiment:
         if self._stop is not None:
             raise KeyboardInterrupt
         self._stop = signum
+
+    def heed_stop(self) -> None:
+        """Raise Interrupted if the run was asked to stop in its last round, which it then finished.
+
+        For whoever has other runs to play after it.
+        """
+        if self._stop is not None:
+            raise Interrupted(self._stop, len(self.history), saved=self.folder is not None)
 
     def close(self) -> None:
         """Let go of the run folder and tell the sinks."""

@@ -284,6 +284,18 @@ def test_a_signal_says_what_is_saved_and_is_the_exit_code(call, monkeypatch, wor
     assert ("saved" in err) == ("--out" in words)
 
 
+def test_a_signal_in_a_runs_last_round_stops_the_others(call, monkeypatch, tmp_path):
+    monkeypatch.setattr(progress, "shown", lambda *_: Kills(signal.SIGINT))
+    words = [*SMALL, "--rounds", "1", "--backend", "serial", "--out", "x"]
+    code, out, err = call("compare", "fedavg", "fedprox", *words)
+    assert code == 130
+    assert "stopped after round 1; what was done is saved." in err
+    assert not (tmp_path / "x" / "fedprox-seed0").exists()
+    assert "1 not run" in out
+    code, out, _ = call("run", *words[:-1], "y")  # which has no others
+    assert code == 0
+
+
 def test_the_command_that_goes_on_with_a_run_does(call, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(progress, "shown", lambda *_: Kills(signal.SIGINT))

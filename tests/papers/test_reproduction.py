@@ -1,15 +1,18 @@
 """`fedrecall reproduce` from end to end, on noise in folders laid out like the papers' data sets."""
 
 import json
+import os
 import shutil
+import signal
 import sys
+import time
 
 import pytest
 from tests.data.test_datasets import LAYOUTS, mirror
 from tests.papers.outcomes import outcome
 
 from fedrecall import files
-from fedrecall.cli import main
+from fedrecall.cli import main, progress
 from fedrecall.data.datasets import DATASETS, load
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
@@ -92,6 +95,28 @@ def test_it_runs_breadth_first_skips_resumes_and_writes_as_it_goes(call, root, t
     page = render(tmp_path / "results")
     assert "| cifar10/shard2 | fedavg | 40.14 ± 1.15; F 0.59 |" in page
     assert "| cifar10/shard2 | fedavg, `fixed-partition` | 40.14 ± 1.15; F 0.59 |" in page
+
+
+def test_a_signal_in_a_runs_last_round_stops_the_others(call, root, tmp_path, monkeypatch):
+    class Kills:
+        def begin(self, config, history):
+            pass
+
+        def record(self, record):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+
+        def end(self):
+            pass
+
+    monkeypatch.setattr(progress, "shown", lambda *_: Kills())
+    words = ("reproduce", "fedntd/table1", "--columns", "cifar10/shard2", "--methods", "fedavg,fedntd")
+    words += ("--data-root", root, "--backend", "serial", "--results", "results", "--out", "out")
+    code, _, err = call(*words, "--seeds", 1, "--rounds", 1)
+    assert code == 130
+    assert "stopped after round 1; what was done is saved." in err
+    found = Results.load(tmp_path / "results")
+    assert [len(found.of(TABLE1.cell("cifar10/shard2", m).config())) for m in ("fedavg", "fedntd")] == [1, 0]
 
 
 def test_a_run_made_otherwise_is_taken_if_it_is_the_papers(call, root, tmp_path):

@@ -254,6 +254,8 @@ def _run(stack: Sequence[Plan], dataset: Dataset, results: Path, pace: Pace, sho
             from fedrecall.together import run_together
 
             run_together(experiments)
+        for experiment in experiments:
+            experiment.heed_stop()
     except Diverged as error:
         if len(stack) > 1:  # who it was is told apart by making them one by one
             for p in stack:

@@ -100,6 +100,7 @@ def compare_command(
                 ends[name].append(end(experiment.run()))
             except Diverged as error:
                 ends[name].append(End(failed=str(error)))
+            experiment.heed_stop()
     finally:  # what stops the comparison does not take what was found before
         rows = [row(name, found) for name, found in ends.items()]
         if rows[0].accuracy:
