@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from dataclasses import replace
 from functools import cache
 
@@ -18,7 +19,7 @@ import fedrecall
 from fedrecall import config as configs
 from fedrecall import trees
 from fedrecall.data import partitions
-from fedrecall.data.datasets import Split
+from fedrecall.data.datasets import Split, load
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment, Interrupted
 from fedrecall.measures.accuracy import evaluate
@@ -447,3 +448,15 @@ def test_what_a_checkpoint_would_leave_out_is_refused_before_a_round(tmp_path):
     (tmp_path / "mine.py").write_text(COUNTING)
     with pytest.raises(UserError, match="a client's memory has visits = 0, which no checkpoint would hold"):
         Experiment(configs.make({"dataset": "digits", "algorithm": f"{tmp_path}/mine.py:Counting"}))
+
+
+def test_a_class_without_test_examples_is_told_of_once(tmp_path):
+    whole = load(SMALL["dataset"])
+    kept = whole.test.y != 2
+    part = replace(whole, test=Split(whole.test.x[kept], whole.test.y[kept]))
+    with pytest.warns(RuntimeWarning, match="nothing is tested of '2': a class") as said:
+        Experiment(config(), dataset=part).run()
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Experiment(config(), dataset=whole).run()

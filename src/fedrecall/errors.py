@@ -13,6 +13,10 @@ class Missing(UserError):
     """A file or folder that the user named is not there."""
 
 
+class NothingYet(UserError):
+    """A run has no finished round to look at."""
+
+
 class Malformed(ValueError):
     """A message or a file that is not what was declared; the text names what is wrong, not what it holds."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedrecall import config as configs
-from fedrecall import files, global_draws, payloads, provenance, rounds, streams, trees
+from fedrecall import files, global_draws, payloads, provenance, rounds, specs, streams, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.backends import open_backend
@@ -168,7 +168,7 @@ class Experiment:
         self.memory_bytes = trees.size_in_bytes(payloads.kept(self.algorithm, self.model, shape, classes))
         self.memories = self.open_memories(memory, self.folder.path / "memories" if self.folder else None)
         self.history: list[dict[str, Any]] | History = []
-        self._recall = Recall()
+        self._recall, self._told = Recall(), False
         if self.folder is not None:
             with files.writing(self.folder.path):
                 self._open(self.folder, starts, data)
@@ -429,6 +429,7 @@ class Experiment:
     def _evaluated(self, evaluation: Evaluation) -> dict[str, Any]:
         """What a round's record has of its evaluation, and what the algorithm reports with it."""
         classes = class_accuracy(evaluation.confusion)
+        self._tell_untested(evaluation)
         forgotten, consistent = self._recall.step(classes)
         found = {
             "accuracy": accuracy(evaluation.confusion),
@@ -439,6 +440,20 @@ class Experiment:
         }
         missing = {"untested": list(evaluation.missing)} if evaluation.missing else {}
         return found | missing | self.algorithm.report(self.server)
+
+    def _tell_untested(self, evaluation: Evaluation) -> None:
+        """Warn once of classes that the test split has no example of."""
+        names = self.federation.dataset.class_names
+        absent = [names[c] for c in np.flatnonzero(evaluation.confusion.sum(1) == 0)]
+        if absent and not self._told:
+            some = ", ".join(map(specs.shown, absent[:3]))
+            others = f" and {len(absent) - 3} others" if len(absent) > 3 else ""
+            warnings.warn(
+                f"nothing is tested of {some}{others}: a class without test examples counts as 0 in class "
+                "accuracies, and as nothing forgotten.",
+                RuntimeWarning,
+            )
+            self._told = True
 
     def _save(self, number: int, record: dict[str, Any], clock: "Clock") -> None:
         if self.folder is None:

@@ -243,6 +243,15 @@ def test_runs_that_are_not_finished_are_told_apart(tmp_path):
         build(open_runs([tmp_path / "idle"]))
 
 
+def test_damaged_records_are_not_taken_for_none(tmp_path):
+    write(tmp_path / "sound")
+    run = write(tmp_path / "damaged")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([lines[0], "{}", *lines[2:]]) + "\n")
+    with pytest.raises(UserError, match=r"damaged/metrics\.jsonl, line 2: not a round's record"):
+        build(open_runs([tmp_path]))
+
+
 def test_numbers_that_are_none_break_the_line_and_nothing_else(tmp_path):
     run = write(tmp_path / "run")
     content = (run / "metrics.jsonl").read_text().replace('"loss": ', '"loss": NaN, "was": ', 2)

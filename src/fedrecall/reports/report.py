@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrecall.errors import UserError, nearest
+from fedrecall.errors import NothingYet, UserError, nearest
 from fedrecall.measures import costs
 from fedrecall.measures.accuracy import credibility
 from fedrecall.records import scalars
@@ -120,7 +120,7 @@ def default_targets(groups: Sequence[Group]) -> list[float]:
 def _has_rounds(run: Run) -> bool:
     try:
         return bool(run.evaluated)
-    except UserError:  # no finished round
+    except NothingYet:
         return False
 
 

@@ -22,7 +22,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.data.augmentation import default_for
 from fedrecall.data.datasets import Dataset, load
-from fedrecall.errors import UserError
+from fedrecall.errors import NothingYet, UserError
 from fedrecall.experiment import make_model, normalised
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.trained import Inputs, Trained
@@ -126,7 +126,7 @@ class Run:
         """One record a round."""
         found = self.folder.metrics()
         if not found:
-            raise UserError(f"{self.path} has no finished round yet.")
+            raise NothingYet(f"{self.path} has no finished round yet.")
         return list(whole(found, self.path / "metrics.jsonl"))
 
     @cached_property
@@ -459,7 +459,7 @@ def _number(text: str) -> float:
 def _far(run: Run) -> tuple[int, int]:
     try:
         return int(run.records[-1]["round"]), len(run.evaluated)
-    except UserError:  # no finished round
+    except NothingYet:
         return 0, 0
 
 
