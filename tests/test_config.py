@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from fedrecall import config as configs
@@ -29,7 +30,8 @@ def test_a_share_below_one_and_a_count_above(sample, clients, expected):
 
 
 def test_a_share_of_one_was_one_client_in_runs_begun_before():
-    assert configs.begun({"sample": 1.0, "clients": 5}).sampled == 1
+    whole = configs.as_dict(configs.make({"clients": 5}))
+    assert configs.begun({**whole, "sample": 1.0}).sampled == 1
 
 
 @pytest.mark.parametrize(
@@ -90,3 +92,27 @@ def test_the_augmentation_none_is_none_and_not_the_data_sets_usual_one():
     assert configs.make({"dataset": "cifar10", "augmentation": "none"}).augmentation == "none"
     assert configs.make({"dataset": "cifar10", "augmentation": None}).augmentation == "crop+flip+cutout"
     assert configs.make({"dataset": "cifar10", "partition_seed": "none", "chains": "none"}).chains is None
+
+
+def test_a_setting_of_the_training_is_among_those_that_may_be_meant():
+    with pytest.raises(UserError, match="config has no 'batchsize'; did you mean 'batch_size'"):
+        configs.make({"batchsize": 3})
+
+
+def test_a_saved_config_without_what_every_run_has_is_damaged():
+    with pytest.raises(UserError, match="the saved config is damaged: it has no 'algorithm'"):
+        configs.begun({})
+
+
+def test_whole_numbers_of_other_libraries_are_taken():
+    made = configs.make({"seed": np.int64(7), "clients": np.int32(9), "sample": np.float64(0.5)})
+    assert (made.seed, made.clients, made.sampled) == (7, 9, 4)
+    assert type(made.seed) is int
+
+
+def test_what_is_said_twice_is_refused(tmp_path):
+    with pytest.raises(UserError, match="says mu twice"):
+        configs.make({"algorithm": "fedprox:mu=1,mu=2"})
+    (tmp_path / "x.yaml").write_text("seed: 1\ntraining:\n  lr: 1\n  lr: 2\n")
+    with pytest.raises(UserError, match="line 3: it says lr twice"):
+        configs.load(tmp_path / "x.yaml")

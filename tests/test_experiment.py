@@ -460,3 +460,49 @@ def test_a_class_without_test_examples_is_told_of_once(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Experiment(config(), dataset=whole).run()
+
+
+def test_a_run_goes_on_in_python_without_its_settings(tmp_path):
+    settings = {"lr": 0.05, "clients": 6, "sample": 2, "model": "mlp:4", "backend": "serial"}
+    settings["dataset"] = SMALL["dataset"]
+    fedrecall.run(tmp_path / "run", rounds=1, **settings)
+    result = fedrecall.run(tmp_path / "run", resume=True, rounds=2)
+    assert len(result.history) == 2
+    assert result.config.training.lr == 0.05
+    with pytest.raises(UserError, match=r"begun with clients = 6, not 7"):
+        fedrecall.run(tmp_path / "run", resume=True, rounds=3, **settings | {"clients": 7})
+    with pytest.raises(UserError, match=r"begun with training.lr = 0.05, not"):  # one that was left out
+        fedrecall.run(tmp_path / "run", resume=True, **{k: v for k, v in settings.items() if k != "lr"})
+
+
+def test_one_sink_needs_no_list(tmp_path):
+    result = fedrecall.run(
+        dataset=SMALL["dataset"],
+        model="mlp:4",
+        clients=4,
+        sample=2,
+        rounds=1,
+        out=tmp_path / "run",
+        sinks="tensorboard",
+    )
+    assert result.config.sinks == ("tensorboard",)
+
+
+def test_a_run_that_failed_before_its_first_round_may_be_begun_anew(tmp_path):
+    class Fails:
+        def begin(self, config, history):
+            raise RuntimeError("no")
+
+        def end(self):
+            pass
+
+    with pytest.raises(RuntimeError):
+        Experiment(config(), tmp_path / "run", sinks=[Fails()]).run()
+    assert RunFolder(tmp_path / "run").started
+    result = Experiment(config(seed=4), tmp_path / "run").run()
+    assert same(result.weights, Experiment(config(seed=4)).run().weights)
+    with pytest.raises(UserError, match="already holds a run"):
+        Experiment(config(), tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_text("damaged")
+    with pytest.raises(UserError, match="already holds a run"):
+        Experiment(config(), tmp_path / "run")

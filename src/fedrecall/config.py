@@ -13,13 +13,16 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.augmentation import Augmentation, default_for
 from fedrecall.data.datasets import DATASETS
 from fedrecall.data.partitions import PARTITIONS
-from fedrecall.errors import UserError
+from fedrecall.errors import UserError, nearest
 from fedrecall.measures import MEASURES
 from fedrecall.sinks import SINKS
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE, Range
 from fedrecall.training import Recipe
 
 REGISTRIES = {"algorithm": ALGORITHMS, "dataset": DATASETS, "partition": PARTITIONS}
+
+NEEDED = (*REGISTRIES, "model", "training", "clients", "sample", "rounds", "seed")
+"""Settings that every saved config has."""
 
 Spec = Any  # a name, "name:value,key=value", or a mapping with a name
 
@@ -162,6 +165,10 @@ def make(values: Mapping[str, Any]) -> Config:
     values = dict(values)
     if "training" in values and not isinstance(values["training"], Recipe):
         values["training"] = specs.build(Recipe, _mapping(values["training"], "training"), "training")
+    known = [f.name for cls in (Config, Recipe) for f in specs.fields(cls)]
+    for key in values:  # those of the training may be meant, too
+        if key not in {f.name for f in specs.fields(Config)}:
+            raise UserError(f"config has no {key!r}; {nearest(key, known)}")
     return specs.build(Config, values, "config")
 
 
@@ -171,6 +178,9 @@ def begun(values: Mapping[str, Any]) -> Config:
     That is not the default of ``normalisation`` for every algorithm: all runs had the data's statistics.
     A share of 1.0 was taken for one client, and is no longer written down.
     """
+    lacking = next((key for key in NEEDED if key not in values), None)
+    if lacking is not None:
+        raise UserError(f"the saved config is damaged: it has no {lacking!r}.")
     if isinstance(values.get("sample"), float) and values["sample"] == 1:
         values = {**values, "sample": 1}
     return make({"normalisation": "data", **values})
@@ -196,6 +206,13 @@ class _Plain(yaml.SafeLoader):
         if self.flow_level >= DEEPEST:
             raise yaml.YAMLError(f"more than {DEEPEST} brackets within one another")
         super().fetch_flow_collection_start(token)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        written = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for key in written if written.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: it says {twice} twice")
+        return super().construct_mapping(node, deep)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -133,6 +133,8 @@ class Experiment:
     def _claim(self, folder: RunFolder, resume: bool) -> None:
         folder.acquire()
         try:
+            if folder.started and not resume and not folder.recorded:
+                folder.forget()  # one that failed before its first round
             if folder.started and not resume:
                 raise UserError(
                     f"{folder.path} already holds a run: continue it with --resume, or give another --out."
@@ -706,15 +708,22 @@ def run(out: Path | str | None = None, *, resume: bool = False, **settings: Any)
     """Run one experiment: ``fedrecall.run(algorithm="fedntd", dataset="digits", rounds=10)``.
 
     Settings are those of the config, and of the local training (``local_epochs``, ``lr``); ``dataset`` may
-    also be a `Dataset` object, ``sinks`` a list of `Sink` objects and of names as in the config.
+    also be a `Dataset` object, ``sinks`` a list of `Sink` objects and of names as in the config. With
+    ``resume`` the run in ``out`` goes on, as it was begun: settings are not needed, and those that are given
+    must be all that it was begun with, but for how far and where (``rounds``, ``backend``, ...).
     """
-    given = settings.pop("dataset", None)
-    given_sinks = settings.pop("sinks", ())
-    settings["sinks"] = [s for s in given_sinks if isinstance(s, str)]
-    sinks = [s for s in given_sinks if not isinstance(s, str)]
-    root = settings.pop("data_root", None)
+    given, root = settings.pop("dataset", None), settings.pop("data_root", None)
     dataset = given if isinstance(given, Dataset) else None
     if given is not None and dataset is None:
         settings["dataset"] = given
-    config = configs.make(configs.nested(settings))
+    listed = settings.pop("sinks", ())
+    listed = [listed] if isinstance(listed, str) else listed
+    sinks = [s for s in listed if not isinstance(s, str)]
+    if names := [s for s in listed if isinstance(s, str)]:
+        settings["sinks"] = names
+    folder = RunFolder(Path(out)) if out is not None else None
+    if resume and folder is not None and folder.started and settings.keys() <= {*configs.MAY_CHANGE}:
+        config = configs.begun({**folder.config(), "sinks": [], **settings})
+    else:
+        config = configs.make(configs.nested(settings))
     return Experiment(config, out, resume=resume, dataset=dataset, data_root=root, sinks=sinks).run()

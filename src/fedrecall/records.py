@@ -47,6 +47,19 @@ class RunFolder:
         """Whether a run was begun here."""
         return files.found(self.path / "config.json")
 
+    @property
+    def recorded(self) -> bool:
+        """Whether anything of a round is here: its record, though damaged, or a checkpoint."""
+        rounds = self.path / "metrics.jsonl"
+        return (files.found(rounds) and rounds.stat().st_size > 0) or any(
+            (self.path / "checkpoints").glob("round-*")
+        )
+
+    def forget(self) -> None:
+        """Let a run that has recorded nothing be begun anew, by this process alone."""
+        for name in ("config.json", "partition.json", "made.json"):
+            (self.path / name).unlink(missing_ok=True)
+
     def acquire(self) -> None:
         """Take the folder for this process, or raise UserError if another one has it."""
         try:

@@ -17,6 +17,7 @@ import importlib.util
 import inspect
 import itertools
 import math
+import operator
 import reprlib
 import sys
 import textwrap
@@ -215,6 +216,8 @@ def _fit(hint: Any, value: Any) -> Any:
     if hint is int:
         if isinstance(value, bool):
             raise ValueError
+        if hasattr(value, "__index__"):  # numpy's and others' whole numbers
+            value = operator.index(value)
         if isinstance(value, (int, float, str)):
             number = int(value)
             if (isinstance(value, str) or number == value) and abs(number) < 2**63:
@@ -317,6 +320,8 @@ class Registry:
         target = self.entries.get(name)
         if target is None:
             if ":" not in name:
+                if name.endswith(".py"):
+                    raise UserError(f"{self.kind} {name!r}: name a class in it, as in {name}:MyClass.")
                 raise UserError(f"unknown {self.kind} {name!r}; {nearest(name, self.entries)}")
             permit(self.kind, name)
             target = name
@@ -358,6 +363,8 @@ class Registry:
         for part in filter(None, rest.split(",")):
             key, equals, value = part.partition("=")
             if equals:
+                if key.strip() in keyed:
+                    raise UserError(f"{self.kind} {spec!r} says {key.strip()} twice.")
                 keyed[key.strip()] = value.strip()
             elif keyed:
                 raise UserError(f"{self.kind} {spec!r}: {part!r} comes after a key=value.")
@@ -375,6 +382,31 @@ class Registry:
 def plain(thing: Any) -> dict[str, Any]:
     """A dataclass's fields as values that YAML and JSON can hold."""
     return {f.name: getattr(thing, f.name) for f in fields(type(thing))}
+
+
+def spec_text(registry: Registry, spec: Mapping[str, Any]) -> str:
+    """``lda:0.1`` of lda's fields: the first one, and of the others what is not the default."""
+    try:
+        known = fields(registry.cls(spec["name"]))
+    except UserError:  # a class of the user's that is no longer there
+        return str(spec["name"])
+    words = []
+    for i, field in enumerate(known):
+        given = spec.get(field.name, field.default)
+        if i == 0 and given is not None:
+            words.append(word(given))
+        elif given != field.default:
+            words.append(f"{field.name}={word(given)}")
+    return f"{spec['name']}:{','.join(words)}" if words else str(spec["name"])
+
+
+def word(value: Any) -> str:
+    """A value as it is written in a spec."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return "+".join(map(word, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 _loaded_files: dict[Path, types.ModuleType] = {}
@@ -413,8 +445,13 @@ def _load(target: str, kind: str) -> type:
             why = f"{type(error).__name__}: {error}"
             raise UserError(f"{kind} {target!r}: {place} could not be imported: {why}") from error
     found = getattr(module, attribute, None)
+    mend = f"write @dataclass(frozen=True) above class {attribute}."
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
-        raise UserError(f"{kind} {target!r}: {place} has no dataclass {attribute!r}.")
+        why = f": {mend}" if isinstance(found, type) else "."
+        raise UserError(f"{kind} {target!r}: {place} has no dataclass {attribute!r}{why}")
+    settings = [n for n, hint in inspect.get_annotations(found).items() if "ClassVar" not in str(hint)]
+    if settings and "__dataclass_fields__" not in vars(found):
+        raise UserError(f"{kind} {target!r}: its {', '.join(settings)} would be no settings: {mend}")
     return found
 
 

@@ -509,3 +509,33 @@ def test_going_on_where_files_have_moved_says_how(call, tmp_path):
     assert "-s dataset.path=FOLDER" in err
     assert call("run", "--resume", "--out", "x", "--rounds", "2", "-s", "dataset.path=moved")[0] == 0
     assert len(RunFolder(tmp_path / "x").metrics()) == 2
+
+
+FORGOTTEN = """
+from fedrecall import FedAvg
+
+class Mine(FedAvg):
+    mu: float = 1.0
+
+class Stranger:
+    pass
+"""
+
+
+def test_who_forgets_the_class_or_its_decorator_is_told(call, tmp_path):
+    (tmp_path / "mine.py").write_text(FORGOTTEN)
+    for named, said in (
+        ("mine.py", "name a class in it, as in mine.py:MyClass"),
+        ("mine.py:Mine", "its mu would be no settings: write @dataclass(frozen=True) above class Mine"),
+        ("mine.py:Stranger", "has no dataclass 'Stranger': write @dataclass(frozen=True) above class Str"),
+    ):
+        code, _, err = call("run", *SMALL, "--algorithm", named)
+        assert code == 2
+        assert said in err
+
+
+def test_runs_of_one_algorithm_are_told_apart_while_they_run(call):
+    code, out, _ = call("compare", "fedprox:mu=0.5", "fedprox:mu=2", *SMALL, "--rounds", "1")
+    assert code == 0
+    assert "fedprox:0.5 seed 0: 1 rounds" in out
+    assert "fedprox:2 seed 0: 1 rounds" in out

@@ -7,7 +7,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from fedrecall.algorithms import ALGORITHMS
 from fedrecall.experiment import Sink
+from fedrecall.provenance import named
+from fedrecall.specs import spec_text
 
 PLAIN_SECONDS = 2.0  # at most one plain line in this time, so that logs stay short
 
@@ -24,6 +27,15 @@ def line(record: Mapping[str, Any]) -> str:
     if record["failures"]:
         parts.append(f"{len(record['failures'])} clients left out: {record['failures'][0]}")
     return "  ".join(parts)
+
+
+def name(config: Mapping[str, Any]) -> str:
+    """The run's algorithm with its settings, which may be all that tells it from another, and its seed."""
+    algorithm = dict(config["algorithm"])
+    text = spec_text(ALGORITHMS, algorithm)
+    if algorithm["name"] not in ALGORITHMS:
+        text = text.replace(algorithm["name"], named(algorithm["name"]), 1)
+    return f"{text} seed {config['seed']}"
 
 
 class Bar:
@@ -47,7 +59,7 @@ class Bar:
         many = f" ({self._runs} of {self._total_runs})" if self._total_runs > 1 else ""
         self._progress.start()
         self._task = self._progress.add_task(
-            f"{config['algorithm']['name']} seed {config['seed']}{many}",
+            f"{name(config)}{many}",
             total=config["rounds"],
             completed=len(history),
             state="starting",
@@ -72,7 +84,7 @@ class Lines:
         """A run starts."""
         self._rounds = config["rounds"]
         done = f" after round {len(history)}" if history else ""
-        self._print(f"{config['algorithm']['name']} seed {config['seed']}: {self._rounds} rounds{done}")
+        self._print(f"{name(config)}: {self._rounds} rounds{done}")
 
     def record(self, record: Mapping[str, Any]) -> None:
         """A round was played."""

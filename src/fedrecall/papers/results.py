@@ -20,7 +20,8 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
-from fedrecall.reports.runs import ELSEWHERE, Run, spec_text
+from fedrecall.reports.runs import ELSEWHERE, Run
+from fedrecall.specs import spec_text
 from fedrecall.training import Recipe
 
 FOLDER = Path("benchmarks/results/reproduction")

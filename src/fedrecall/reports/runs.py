@@ -27,7 +27,6 @@ from fedrecall.experiment import make_model, normalised
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.trained import Inputs, Trained
 from fedrecall.records import INPUTS, Checkpoint, RunFolder, whole
-from fedrecall.specs import Registry
 
 SEEDS = ("seed", "partition_seed")
 ELSEWHERE = (
@@ -41,8 +40,6 @@ ELSEWHERE = (
     "on_failure",
 )
 """Config keys that say how a run was computed or watched, not what it computes."""
-NEEDED = (*configs.REGISTRIES, "model", "training", "clients", "sample", "rounds", "seed")
-"""Config keys that every run has."""
 LEVELS = 3
 """How many folders down runs are found: `reproduce` makes runs/reproduction/EXPERIMENT/seed0."""
 
@@ -89,7 +86,7 @@ class Run:
         """The effective config, as saved but for passwords in its sinks' addresses."""
         found, usual = self.folder.config(), configs.as_dict(Config())
         for key, value in usual.items():
-            if key not in found and key not in NEEDED:
+            if key not in found and key not in configs.NEEDED:
                 continue  # a setting that a later version added
             given = found.get(key)
             sound = isinstance(given, (int, float)) if key == "sample" else isinstance(given, type(value))
@@ -110,7 +107,7 @@ class Run:
         A user's own class is not loaded for it. Numbers that are equal are written alike.
         """
         given, usual = self.config, configs.as_dict(Config())
-        found = {k: v for k, v in usual.items() if k not in NEEDED}
+        found = {k: v for k, v in usual.items() if k not in configs.NEEDED}
         found |= {"normalisation": "data", "augmentation": str(default_for(given["dataset"]["name"]))}
         found |= given
         found["training"] = {**usual["training"], **given["training"]}
@@ -371,7 +368,7 @@ def arrange(runs: Sequence[Run]) -> list[Group]:
     for same, config, mine in zip(members.values(), configs_, settings, strict=True):
         algorithm = config["algorithm"]
         others = [c["algorithm"] for c in configs_ if c["algorithm"]["name"] == algorithm["name"]]
-        own = [f"{k}={_word(v)}" for k, v in algorithm.items() if any(o.get(k) != v for o in others)]
+        own = [f"{k}={specs.word(v)}" for k, v in algorithm.items() if any(o.get(k) != v for o in others)]
         name = " ".join([str(algorithm["name"]), *own])
         setup = ", ".join(mine[k] for k in varying if k in mine)
         kept = {seeds: max(those, key=_far) if len(those) > 1 else those[0] for seeds, those in same.items()}
@@ -410,22 +407,6 @@ def value(config: dict[str, Any], key: str) -> Any:
     return found
 
 
-def spec_text(registry: Registry, spec: dict[str, Any]) -> str:
-    """``lda:0.1`` of lda's fields: the first one, and of the others what is not the default."""
-    try:
-        known = specs.fields(registry.cls(spec["name"]))
-    except UserError:  # a class of the user's that is no longer there
-        return str(spec["name"])
-    words = []
-    for i, field in enumerate(known):
-        given = spec.get(field.name, field.default)
-        if i == 0 and given is not None:
-            words.append(_word(given))
-        elif given != field.default:
-            words.append(f"{field.name}={_word(given)}")
-    return f"{spec['name']}:{','.join(words)}" if words else str(spec["name"])
-
-
 def in_words(config: dict[str, Any]) -> dict[str, str]:
     """What a setup consists of, each in words."""
     found = {}
@@ -433,22 +414,14 @@ def in_words(config: dict[str, Any]) -> dict[str, str]:
         if key in ("algorithm", *SEEDS, *ELSEWHERE):
             continue
         if key in configs.REGISTRIES:
-            found[key] = spec_text(configs.REGISTRIES[key], given)
+            found[key] = specs.spec_text(configs.REGISTRIES[key], given)
         elif key == "training":
-            found |= {k: f"{k}={_word(v)}" for k, v in given.items()}
+            found |= {k: f"{k}={specs.word(v)}" for k, v in given.items()}
         elif key in ("model", "augmentation"):
             found[key] = str(given)
         else:
-            found[key] = f"{key}={_word(given)}"
+            found[key] = f"{key}={specs.word(given)}"
     return found
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (list, tuple)):
-        return "+".join(map(_word, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _number(text: str) -> float:

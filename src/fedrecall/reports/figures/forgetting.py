@@ -22,9 +22,9 @@ from fedrecall.reports.figures.figure import (
     short,
 )
 from fedrecall.reports.figures.quantities import over_seeds
-from fedrecall.reports.runs import Group, Run, arrange, spec_text
+from fedrecall.reports.runs import Group, Run, arrange
 from fedrecall.reports.statistics import correlation, summary
-from fedrecall.specs import NON_NEGATIVE
+from fedrecall.specs import NON_NEGATIVE, spec_text
 
 _NTD = "fedrecall run --dataset cifar10 --model cnn --clients 100 --sample 10 --rounds 200"
 

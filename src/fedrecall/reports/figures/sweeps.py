@@ -12,8 +12,9 @@ from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.reports.figures.figure import Data, Figure, colours, legend_below, page
 from fedrecall.reports.figures.quantities import QUANTITIES
-from fedrecall.reports.runs import Group, Run, arrange, in_words, spec_text, value
+from fedrecall.reports.runs import Group, Run, arrange, in_words, value
 from fedrecall.reports.statistics import Summary, summary
+from fedrecall.specs import spec_text
 
 _NTD = "fedrecall run --dataset cifar10 --model cnn --clients 100 --sample 10 --rounds 200"
 _SFED = (
