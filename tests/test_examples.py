@@ -78,5 +78,17 @@ def test_equal_weights_are_those_of_fedavg_where_clients_hold_equally_much():
     assert distance(equal, partition="iid") < 1e-6 < 1e-3 < distance(equal, partition="lda:0.1")
 
 
+def test_the_example_with_a_memory_is_fedavg_without_its_teacher_and_remembers_when_it_goes_on(tmp_path):
+    assert distance(f"{EXAMPLES / 'fedself.py'}:FedSelf:beta=0") < 1e-6
+    own = f"{EXAMPLES / 'fedself.py'}:FedSelf:beta=100"
+    settings = {"dataset": "digits", "clients": 4, "sample": 4, "model": "mlp:8", "backend": "serial"}
+    whole = fedrecall.run(algorithm=own, rounds=3, **settings)
+    fedrecall.run(tmp_path / "run", algorithm=own, rounds=2, **settings)
+    assert len(list((tmp_path / "run" / "memories").iterdir())) >= 4
+    resumed = fedrecall.run(tmp_path / "run", resume=True, rounds=3)
+    for name, value in whole.weights.params.items():
+        assert value.equal(resumed.weights.params[name])
+
+
 def test_the_page_on_reliability_is_that_of_its_results():
     assert reliability.PAGE.read_text() == reliability.page(json.loads(reliability.RESULTS.read_text()))
