@@ -380,6 +380,25 @@ def test_a_worker_that_may_not_open_files_is_replaced(opened):
     assert not alive(poor)
 
 
+def test_a_signal_while_the_nursery_imports_is_not_its_own(capfd):
+    nursery = processes.Nursery()
+    try:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            os.kill(nursery._process.pid, signum)  # which has hardly begun
+        with open(os.devnull, "r+b") as nowhere:
+            pid = nursery.fork(nowhere.fileno(), nowhere.fileno())
+        assert pid > 0
+        nursery.bury(pid)
+        assert nursery._process.poll() is None
+        held = Path(f"/proc/{nursery._process.pid}/status").read_text()
+        assert int(held.partition("SigBlk:")[2].split()[0], 16) == 0
+    finally:
+        nursery._process.kill()
+        nursery._process.wait()
+    assert "KeyboardInterrupt" not in capfd.readouterr().err
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+
+
 def test_workers_survive_the_death_of_the_nursery(opened):
     w = work(workers=2)
     backend = opened(w)

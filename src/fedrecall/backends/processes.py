@@ -27,7 +27,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -52,7 +52,7 @@ from fedrecall.backends.parcels import (
     unpack,
 )
 from fedrecall.backends.serial import Serial
-from fedrecall.backends.worker import Failed
+from fedrecall.backends.worker import STOPS, Failed
 from fedrecall.errors import UserError
 from fedrecall.memories import CACHE_BYTES
 from fedrecall.training import Visit
@@ -72,6 +72,16 @@ SLOWER = 100.0
 _START = (
     "import sys; sys.path[:] = {path}; from fedrecall.backends.worker import nursery; nursery({descriptor})"
 )
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """In this block signals to stop wait, as they go on doing in a process that is started in it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Gone(Exception):
@@ -101,12 +111,13 @@ class Nursery:
         with theirs:
             number = theirs.fileno()
             command = _START.format(path=json.dumps(sys.path), descriptor=number)
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", command],
-                pass_fds=[number],
-                stdin=subprocess.DEVNULL,
-                env=os.environ | _ENVIRONMENT,
-            )
+            with _held_back():  # Ctrl-C is sent to it as well, and may come while it imports
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", command],
+                    pass_fds=[number],
+                    stdin=subprocess.DEVNULL,
+                    env=os.environ | _ENVIRONMENT,
+                )
         self._end = ours
 
     def fork(self, *descriptors: int) -> int:

@@ -44,6 +44,7 @@ from fedrecall.errors import lacks_memory
 from fedrecall.training import Visit, visit
 
 BEAT_SECONDS = 0.5
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Failed(NamedTuple):
@@ -65,8 +66,9 @@ def told(error: Exception) -> Failed:
 
 def nursery(control: int) -> None:
     """Fork a worker whenever asked to, until the other end hangs up."""
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    for signum in STOPS:
         signal.signal(signum, signal.SIG_IGN)  # the user's process hears them and decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # it was started with them held back
     gc.collect()
     gc.freeze()  # what is here now stays shared between the workers
     end = socket.socket(fileno=control)
