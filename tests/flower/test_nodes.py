@@ -240,6 +240,8 @@ ANNOUNCED = {
     "no pixel's mean": {"mean": [1e200]},
     "no pixel's deviation": {"std": [1e200]},
     "a little too large": {"mean": [-1.1]},
+    "columns of images": {"columns": ["a", "b", "c"]},
+    "columns of one name": {"columns": ["a"] * 8},
     "too many examples": {"examples": 10**15},
     "too many to test on": {"test_examples": 2**62},
 }
@@ -864,7 +866,7 @@ def test_statistics_are_those_of_all_examples_together():
     said = [
         wire.Announcement(
             k, len(p), 0, [2, 5, 10], ["a"],
-            p.mean((0, 2)).tolist(), p.std((0, 2), correction=0).tolist(),
+            p.mean((0, 2)).tolist(), p.std((0, 2), correction=0).tolist(), [], False,
         )
         for k, p in enumerate(parts)
     ]  # fmt: skip
@@ -882,7 +884,7 @@ def test_a_channel_that_never_varies_at_one_node_does_so_in_the_statistics_of_al
     drawn = [torch.randint(90, 120, (n, 1, 6, 6), generator=stream, dtype=torch.uint8) for n in (4, 9)]
     for parts in ([torch.full((5, 1, 6, 6), 7, dtype=torch.uint8), *drawn], [drawn[0] * 0, drawn[1] * 0]):
         said = [
-            wire.Announcement(k, len(x), 0, [1, 6, 6], ["a"], *(t.tolist() for t in statistics(x)))
+            wire.Announcement(k, len(x), 0, [1, 6, 6], ["a"], *(t.tolist() for t in statistics(x)), [], False)
             for k, x in enumerate(parts)
         ]
         mean, std = _pooled(said)
@@ -954,6 +956,7 @@ def test_a_table_in_parts_is_standardised_as_a_whole(tmp_path, monkeypatch):
     grid = Grid(held)
     result = play(grid, **settings, out=str(tmp_path / "run"))
     kept = trained(tmp_path / "run")  # is used on rows as they are
+    assert kept.inputs.columns == ("a", "b")
     tested = [r.split(",") for part in rows for r in part[:3]]
     named = kept.predict(torch.tensor([[float(a), float(b)] for a, b, _ in tested], dtype=torch.float64))
     assert sum(a == r[2] for a, r in zip(named, tested, strict=True)) / len(tested) == result.accuracy
@@ -1032,3 +1035,40 @@ def write_table(folder: Path, train: list[str], test: list[str]) -> None:
     folder.mkdir()
     for split, rows in (("train", train), ("test", test)):
         (folder / f"{split}.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("header", "standardise", "said"),
+    [
+        (
+            "b,a,label",
+            "true",
+            r"clients 0 and 2 have different columns, or in another order: \[a, b\] and \[b, a\]",
+        ),
+        ("a,b,label", "false", r"of clients 0 and 2 one has read its table with standardise=false"),
+    ],
+)
+def test_tables_that_mean_something_else_are_not_averaged(header, standardise, said, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    held = nodes(tmp_path / "m", divide=False)
+    for own in held.values():
+        folder = tmp_path / f"silo{own['client']}"
+        write_table(folder, CONSTANT_AND_TINY, CONSTANT_AND_TINY[:6])
+        own["data"] = f"folder:{folder}"
+        if own["client"] == 2:
+            for path in folder.glob("*.csv"):
+                path.write_text(path.read_text().replace("a,b,label", header))
+            own["data"] += f",standardise={standardise}"
+    with pytest.raises(UserError, match=said):
+        play(Grid(held), dataset="", auxiliary_per_class="", model="mlp:4")
+
+
+def test_a_server_whose_table_has_other_columns_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    write_table(tmp_path / "silo", CONSTANT_AND_TINY, CONSTANT_AND_TINY[:6])
+    write_table(tmp_path / "own", CONSTANT_AND_TINY, CONSTANT_AND_TINY[:6])
+    for path in (tmp_path / "own").glob("*.csv"):
+        path.write_text(path.read_text().replace("a,b,label", "b,a,label"))
+    held = nodes(tmp_path / "m", data=f"folder:{tmp_path}/silo")
+    with pytest.raises(UserError, match="the server's folder has the columns"):
+        play(Grid(held), dataset=f"folder:{tmp_path}/own", auxiliary_per_class=0, model="mlp:4")

@@ -123,6 +123,8 @@ def announce(node: Node, content: RecordDict) -> RecordDict:
             list(d.class_names),
             mean,
             std,
+            list(d.features),
+            d.standardised,
         )
     )
 

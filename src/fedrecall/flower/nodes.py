@@ -55,6 +55,8 @@ class Facts(NamedTuple):
 
     shape: tuple[int, ...]
     data: Data
+    columns: tuple[str, ...] | None = None
+    """What a table's columns are called; None: runs of earlier versions did not note it."""
 
 
 class Nodes:
@@ -196,6 +198,12 @@ class Nodes:
                 f"client {said.client} gives channel means {_some(said.mean)} and deviations "
                 f"{_some(said.std)}, which its examples cannot have"
             )
+        if len(said.columns) not in {0, said.shape[0]} or len(set(said.columns)) < len(said.columns):
+            raise Malformed(f"client {said.client} calls columns of {said.shape} {_some(said.columns)}")
+        known = None if self.facts is None else self.facts.columns
+        if known is not None and said.columns != list(known):
+            mine, others = _some(said.columns), _some(list(known))
+            raise Malformed(f"client {said.client} has the columns [{mine}], others have [{others}]")
         if self.facts is not None and tuple(said.shape) != self.facts.shape:
             raise Malformed(
                 f"client {said.client} has examples of {said.shape}, others of {self.facts.shape}"
@@ -233,15 +241,30 @@ class Nodes:
                     f"clients {first.client} and {other.client} name different classes, {_some(names)} and "
                     f"{_some(other.classes)}: give class_names, all of them in one order."
                 )
+            if other.columns != first.columns:
+                raise UserError(
+                    f"clients {first.client} and {other.client} have different columns, or in another order: "
+                    f"[{_some(first.columns)}] and [{_some(other.columns)}]."
+                )
+            if other.standardised != first.standardised:
+                raise UserError(
+                    f"of clients {first.client} and {other.client} one has read its table with "
+                    "standardise=false, and one has not: give all nodes' data the same."
+                )
         if len(names) < 2:
             raise UserError(f"all clients have only the class {_some(names)}; at least two are needed.")
         if self.before is not None:
             self.facts = self.before
-            shape, data = self.before
+            shape, data, columns = self.before
             if tuple(first.shape) != shape:
                 raise UserError(
                     f"the run was begun with examples of {list(shape)}, the nodes now have {first.shape}: "
                     "bring the data back, or begin the run anew."
+                )
+            if columns not in (None, tuple(first.columns)):
+                raise UserError(
+                    f"the run was begun with the columns {_some(list(columns or ()))}, and they are now "
+                    f"{_some(first.columns)}: bring them back, or begin the run anew."
                 )
             if names != data.classes:
                 raise UserError(
@@ -260,7 +283,7 @@ class Nodes:
             mean, std = (
                 t.tolist() for t in fixed_statistics(first.shape, self.config.normalisation == "fixed")
             )
-        self.facts = Facts(tuple(first.shape), Data(names, mean, std))
+        self.facts = Facts(tuple(first.shape), Data(names, mean, std), tuple(first.columns))
         return self.facts
 
     # What they are asked.

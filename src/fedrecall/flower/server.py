@@ -3,6 +3,7 @@
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from fedrecall.measures.accuracy import Evaluation
 from fedrecall.memories import Memories
 from fedrecall.models.model import Weights
 from fedrecall.records import RunFolder
+from fedrecall.specs import shown
 from fedrecall.training import Failure
 
 log = logging.getLogger("flwr")
@@ -71,6 +73,7 @@ class Agreed(NamedTuple):
     classes: list[str]
     mean: list[float]
     std: list[float]
+    columns: list[str]
 
 
 class Run(Experiment):
@@ -102,6 +105,7 @@ class Run(Experiment):
         facts = self.nodes.facts
         assert facts is not None
         said = {"run": name, "secure": self.hosting.secure, "shape": list(facts.shape)}
+        said |= {} if facts.columns is None else {"columns": list(facts.columns)}
         files.write_json(path, said | facts.data._asdict())
         return name
 
@@ -200,14 +204,16 @@ def _agreed_before(hosting: Hosting) -> Facts | None:
     held = dict(files.read_json(path))
     for name in ("run", "secure"):
         held.pop(name, None)
+    noted = "columns" in held  # by earlier versions it was not
     if not held:
         log.warning("%s does not say what the nodes agreed on: they agree anew, on who is here now.", path)
         return None
     try:
-        said = wire.values(held, Agreed, f"{path}")
+        said = wire.values({"columns": [], **held}, Agreed, f"{path}")
     except Malformed as error:
         raise UserError(f"{error}: bring the file back, or begin the run anew.") from error
-    return Facts(tuple(said.shape), Data(said.classes, said.mean, said.std))
+    agreed = Data(said.classes, said.mean, said.std)
+    return Facts(tuple(said.shape), agreed, tuple(said.columns) if noted else None)
 
 
 def _own_data(config: Config) -> Dataset | None:
@@ -224,6 +230,11 @@ def _with(facts: Facts, own: Dataset, config: Config) -> Facts:
             f"classes, the nodes have {list(facts.shape)} in {len(facts.data.classes)}; or the classes are "
             "named differently."
         )
+    if own.features and facts.columns is not None and own.features != facts.columns:
+        raise UserError(
+            f"the server's {config.dataset['name']} has the columns {shown(list(own.features))}, the nodes "
+            f"have {shown(list(facts.columns))}."
+        )
     pooled = config.normalisation == "data"
     mean, std = own_statistics(own) if pooled else (own.mean.tolist(), own.std.tolist())
     return facts._replace(data=facts.data._replace(mean=mean, std=[s if s > 0 else 1.0 for s in std]))
@@ -235,6 +246,7 @@ def describe(config: Config, facts: Facts, own: Dataset | None) -> Federation:
         nothing = Split(torch.empty(0, *facts.shape, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
         mean, std = torch.tensor(facts.data.mean), torch.tensor(facts.data.std)
         own = Dataset("elsewhere", tuple(facts.data.classes), nothing, nothing, mean, std)
+        own = replace(own, features=facts.columns or ())
     algorithm = ALGORITHMS.make(config.algorithm)
     per_class = config.auxiliary_per_class
     per_class = algorithm.auxiliary_per_class if per_class is None else per_class

@@ -51,6 +51,10 @@ class Announcement(NamedTuple):
     mean: list[float]
     """The training images' channel means; none if the run's normalisation is not of the data."""
     std: list[float]
+    columns: list[str]
+    """What a table's columns are called, in their order; none of images."""
+    standardised: bool
+    """Whether a table's columns have been moved and scaled when they were read."""
 
 
 class Data(NamedTuple):
@@ -289,7 +293,13 @@ def _is(value: Any, hint: Any) -> bool:
 
 
 def _said(hint: Any) -> str:
-    plain = {int: "a whole number", float: "a finite number", str: "text", bytes: "bytes"}
+    plain = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a finite number",
+        str: "text",
+        bytes: "bytes",
+    }
     if typing.get_origin(hint) is list:
         return f"a list, each {plain[typing.get_args(hint)[0]]}"
     return plain[hint]
