@@ -506,3 +506,12 @@ def test_a_run_that_failed_before_its_first_round_may_be_begun_anew(tmp_path):
     (tmp_path / "run" / "metrics.jsonl").write_text("damaged")
     with pytest.raises(UserError, match="already holds a run"):
         Experiment(config(), tmp_path / "run")
+
+
+def test_sinks_and_measures_that_cannot_be_had_any_more_do_not_hold_up_a_run(tmp_path):
+    Experiment(config(rounds=1), tmp_path / "run").run()
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    saved |= {"sinks": ["mlflow:http://me:secret@host"], "measures": ["gone.py:Gone"]}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(saved))
+    assert len(Experiment(config(rounds=2), tmp_path / "run", resume=True).run().history) == 2
+    assert "secret" not in (tmp_path / "run" / "config.json").read_text()

@@ -158,6 +158,21 @@ def test_code_that_moved_is_the_same_code(home, tmp_path):
         play(run, f"{other}/yours.py:Mine:mu=2", 3)
 
 
+def test_options_of_ones_own_network_are_no_place(home, tmp_path):
+    folder, _, anew = home
+    net = "import torch\ndef net(shape, classes, width=4):\n    "
+    net += "layers = torch.nn.Linear(64, width), torch.nn.Linear(width, classes)\n    "
+    net += "return torch.nn.Sequential(torch.nn.Flatten(), *layers)"
+    (folder / "net.py").write_text(net)
+    play(tmp_path / "run", "fedavg", 1, model=f"{folder}/net.py:net:width=3")
+    (tmp_path / "moved").mkdir()
+    (folder / "net.py").rename(tmp_path / "moved" / "net.py")
+    anew()
+    with pytest.raises(UserError, match=r"begun with model = .*width=3', not .*width=4'"):
+        play(tmp_path / "run", "fedavg", 2, model=f"{tmp_path}/moved/net.py:net:width=4")
+    assert len(play(tmp_path / "run", "fedavg", 2, model=f"{tmp_path}/moved/net.py:net:width=3").history) == 2
+
+
 def test_data_that_moved_are_the_same_data(tmp_path, monkeypatch):
     run, settings = tmp_path / "run", {"algorithm": "fedavg", "partition": "iid"}
     monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))

@@ -501,7 +501,9 @@ def _check_same(folder: RunFolder, config: Config) -> None:
     """Raise UserError unless the run in the folder is the config's."""
     starts = provenance.starts(folder.path / "made.json")
     now = configs.as_dict(config)
-    begun = _relocated(folder.config(), now, starts[-1] if starts else {})
+    watched = ("sinks", "measures")  # which may be other ones now, and the old ones not to be had any more
+    saved = {key: value for key, value in folder.config().items() if key not in watched}
+    begun = _relocated(saved, now, starts[-1] if starts else {})
     try:
         before = configs.as_dict(configs.begun(begun))
     except UserError as error:
@@ -522,7 +524,8 @@ def _relocated(old: Any, new: Any, last: Mapping[str, Any], key: str = "") -> An
     if isinstance(old, str) and isinstance(new, str):
         if key == "dataset.path":
             return new if "digest" in last.get("data", {}) else old
-        if provenance.named(old) == provenance.named(new) in last.get("code", {}):
+        same = old.partition(":")[2] == new.partition(":")[2]  # the name in the file, and options
+        if same and provenance.named(old) == provenance.named(new) in last.get("code", {}):
             return new
     return old
 

@@ -187,6 +187,7 @@ def test_predict_names_the_classes_of_image_files(tmp_path, capsys, monkeypatch)
         "[]",
         '{"shape": [1, 8, 8], "class_names": ["a", "b"], "mean": [0.5, 1], "std": [1], "columns": []}',
         '{"shape": [1, 8, 8], "class_names": ["a", "b"], "mean": [0.5], "std": [0], "columns": []}',
+        '{"shape": [1, 8, 8], "class_names": ["a", "b"], "mean": [NaN], "std": [1], "columns": []}',
         '{"shape": 3, "class_names": ["a", "b"], "mean": [0.5], "std": [1], "columns": []}',
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,7 +73,8 @@ class Inputs:
             columns = tuple(str(name) for name in found["columns"])
         except (TypeError, KeyError, ValueError) as error:
             raise UserError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
-        sound = len(shape) in (1, 3) and min(shape) > 0 and len(names) > 1 and all(s > 0 for s in std)
+        sound = len(shape) in (1, 3) and min(shape) > 0 and len(names) > 1
+        sound = sound and all(map(math.isfinite, (*mean, *std))) and all(s > 0 for s in std)
         if not (sound and len(mean) == len(std) == shape[0] and len(columns) in (0, shape[0])):
             raise UserError(f"{path} is damaged: its parts do not fit together.")
         return Inputs(shape, names, mean, std, columns)
