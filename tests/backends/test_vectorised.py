@@ -17,6 +17,7 @@ from tests.algorithms.cases import CASES, NETS, NORMED, Case, assert_same, data,
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+import fedrecall
 from fedrecall import config as configs
 from fedrecall import trees
 from fedrecall.algorithms.fedavg import Anchor, FedAvg
@@ -504,3 +505,37 @@ def test_a_batch_size_beyond_everybodys_examples_takes_no_room():
     assert stack.place.shape[2] == max(len(b.data) for b in some)
     whole = replace(work, recipe=replace(work.recipe, batch_size=10**6))
     assert_visits_agree(Vectorised(whole).map(jobs(whole)), Serial(whole).map(jobs(whole)))
+
+
+LOOKS = """
+from dataclasses import dataclass
+from fedrecall import FedAvg
+
+@dataclass(frozen=True)
+class Looks(FedAvg):
+    def loss(self, model, params, anchor, batch):
+        found = super().loss(model, params, anchor, batch)
+        return found * 2 if found.item() > 1 else found
+"""
+SPECTRAL = """
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+def net(shape, classes):
+    return nn.Sequential(nn.Flatten(), spectral_norm(nn.Linear(64, 8)), nn.Linear(8, classes))
+"""
+
+
+@pytest.mark.parametrize("what", ["algorithm", "model"])
+def test_what_cannot_be_done_to_many_clients_at_once_is_said_in_a_sentence(what, tmp_path):
+    (tmp_path / "looks.py").write_text(LOOKS)
+    (tmp_path / "spectral.py").write_text(SPECTRAL)
+    settings = {"dataset": "digits", "clients": 4, "sample": 2, "rounds": 1}
+    settings |= (
+        {"algorithm": f"{tmp_path}/looks.py:Looks", "model": "mlp:4"}
+        if what == "algorithm"
+        else {"model": f"{tmp_path}/spectral.py:net"}
+    )
+    with pytest.raises(UserError, match="for many clients at once: take the serial backend"):
+        fedrecall.run(backend="vectorised", **settings)
+    assert fedrecall.run(backend="serial", **settings).history

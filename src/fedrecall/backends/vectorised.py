@@ -10,9 +10,11 @@ in vain. A last batch smaller than the others is filled up and masked, unless th
 examples (batch norm); then a step is taken once for each size of batch.
 """
 
+import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -306,9 +308,10 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Ten
             params, buffers, velocity = trees.take(state, rows)
             mine = trees.transform(lambda t, a, rows=rows: t if a is None else t[rows], anchor, axes)
             batch_axes = Batch(0, 0, 0, None if batch.mask is None else 0)  # type: ignore[arg-type]
-            grads, loss, buffers = vmap(
-                gradient, in_dims=(0, 0, axes, batch_axes, 0), randomness="different"
-            )(params, buffers, mine, batch, key[rows])
+            with _explained():
+                grads, loss, buffers = vmap(
+                    gradient, in_dims=(0, 0, axes, batch_axes, 0), randomness="different"
+                )(params, buffers, mine, batch, key[rows])
             descend(params, grads, velocity, sgd, lr)
             losses[rows] = loss
             for name, values in buffers.items():
@@ -320,6 +323,22 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Ten
         return state, losses
 
     return take_step
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say in a sentence that a network or an algorithm does what cannot be done to a stack of clients."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = " ".join(str(error).split())
+        if isinstance(error, torch.OutOfMemoryError) or not re.search("vmap|[Bb]atching rule", text):
+            raise
+        raise UserError(
+            "the network or the algorithm does something (such as .item(), boolean indexing, spectral norm) "
+            "that the vectorised backend cannot do for many clients at once: take the serial backend, "
+            f"processes or ray. PyTorch says: {text[:300]}"
+        ) from error
 
 
 def batches(plan: Plan, stack: Stack) -> Iterator[list[tuple[slice | Tensor, Batch]]]:
