@@ -455,8 +455,10 @@ def test_a_class_without_test_examples_is_told_of_once(tmp_path):
     kept = whole.test.y != 2
     part = replace(whole, test=Split(whole.test.x[kept], whole.test.y[kept]))
     with pytest.warns(RuntimeWarning, match="nothing is tested of '2': a class") as said:
-        Experiment(config(), dataset=part).run()
+        result = Experiment(config(), dataset=part).run()
     assert len(said) == 1
+    curve = np.array([r["class_accuracy"] for r in result.history])[:, [0, 1, 3]]
+    assert result.forgetting == pytest.approx((curve[:-1].max(0) - curve[-1]).mean())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Experiment(config(), dataset=whole).run()

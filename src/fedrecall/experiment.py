@@ -432,7 +432,7 @@ class Experiment:
         """What a round's record has of its evaluation, and what the algorithm reports with it."""
         classes = class_accuracy(evaluation.confusion)
         self._tell_untested(evaluation)
-        forgotten, consistent = self._recall.step(classes)
+        forgotten, consistent = self._recall.step(classes, evaluation.confusion.sum(1) > 0)
         found = {
             "accuracy": accuracy(evaluation.confusion),
             "loss": evaluation.loss,
@@ -452,7 +452,7 @@ class Experiment:
             others = f" and {len(absent) - 3} others" if len(absent) > 3 else ""
             warnings.warn(
                 f"nothing is tested of {some}{others}: a class without test examples counts as 0 in class "
-                "accuracies, and as nothing forgotten.",
+                "accuracies, and not at all in forgetting.",
                 RuntimeWarning,
             )
             self._told = True

@@ -76,3 +76,14 @@ def test_round_by_round_as_from_the_whole_history():
         forgotten, consistent = recall.step(curve[t])
         assert forgotten == pytest.approx(A.forgetting(curve[: t + 1]), abs=1e-15)
         assert consistent == A.consistency(curve[t - 1], curve[t])
+
+
+def test_of_classes_that_are_not_tested_nothing_is_known_to_be_forgotten():
+    curve = np.array([[0.8, 0.6, 0.0], [0.2, 0.7, 0.0], [0.3, 0.0, 0.0]])
+    tested = np.array([[True, True, False], [True, True, False], [True, False, False]])
+    recall = A.Recall()
+    found = [recall.step(c, t)[0] for c, t in zip(curve, tested, strict=True)]
+    assert found == pytest.approx([0.0, (0.6 - 0.1) / 2, 0.5])
+    few = A.Recall()  # as if the class were not there
+    assert [few.step(c[:2])[0] for c in curve[:2]] == pytest.approx(found[:2])
+    assert recall.step(curve[0], np.zeros(3, bool))[0] == 0.0

@@ -63,13 +63,18 @@ class Recall:
         self._best: np.ndarray | None = None
         self._last: np.ndarray | None = None
 
-    def step(self, classes: np.ndarray) -> tuple[float, float | None]:
-        """`forgetting` and `consistency` after a round with these class accuracies."""
+    def step(self, classes: np.ndarray, tested: np.ndarray | None = None) -> tuple[float, float | None]:
+        """`forgetting` and `consistency` after a round with these class accuracies.
+
+        ``tested``: which classes there were examples of, [C]; of the others nothing is known to be forgotten.
+        """
         best, last = self._best, self._last
         self._best, self._last = classes if best is None else np.maximum(best, classes), classes
         if best is None or last is None:
             return 0.0, None
-        return float((best - classes).mean()), consistency(last, classes)
+        lost = best - classes
+        lost = lost if tested is None or tested.all() else lost[tested]
+        return float(lost.mean()) if len(lost) else 0.0, consistency(last, classes)
 
 
 def consistency(a: np.ndarray, b: np.ndarray) -> float:
