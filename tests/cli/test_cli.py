@@ -539,3 +539,5 @@ def test_runs_of_one_algorithm_are_told_apart_while_they_run(call):
     assert code == 0
     assert "fedprox:0.5 seed 0: 1 rounds" in out
     assert "fedprox:2 seed 0: 1 rounds" in out
+    code, out, _ = call("run", *SMALL, "--algorithm", "fedntd")
+    assert "fedntd seed 0: 2 rounds" in out
