@@ -240,8 +240,8 @@ ANNOUNCED = {
     "no pixel's mean": {"mean": [1e200]},
     "no pixel's deviation": {"std": [1e200]},
     "a little too large": {"mean": [-1.1]},
-    "columns of images": {"columns": ["a", "b", "c"]},
-    "columns of one name": {"columns": ["a"] * 8},
+    "a column of images": {"columns": ["a"]},
+    "too many columns": {"columns": ["a", "b", "c"]},
     "too many examples": {"examples": 10**15},
     "too many to test on": {"test_examples": 2**62},
 }

@@ -198,7 +198,8 @@ class Nodes:
                 f"client {said.client} gives channel means {_some(said.mean)} and deviations "
                 f"{_some(said.std)}, which its examples cannot have"
             )
-        if len(said.columns) not in {0, said.shape[0]} or len(set(said.columns)) < len(said.columns):
+        most = said.shape[0] if len(said.shape) == 1 else 0
+        if len(said.columns) not in {0, most} or len(set(said.columns)) < len(said.columns):
             raise Malformed(f"client {said.client} calls columns of {said.shape} {_some(said.columns)}")
         known = None if self.facts is None else self.facts.columns
         if known is not None and said.columns != list(known):

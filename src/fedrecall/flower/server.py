@@ -3,7 +3,6 @@
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -245,8 +244,8 @@ def describe(config: Config, facts: Facts, own: Dataset | None) -> Federation:
     if own is None:
         nothing = Split(torch.empty(0, *facts.shape, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
         mean, std = torch.tensor(facts.data.mean), torch.tensor(facts.data.std)
-        own = Dataset("elsewhere", tuple(facts.data.classes), nothing, nothing, mean, std)
-        own = replace(own, features=facts.columns or ())
+        names, columns = tuple(facts.data.classes), facts.columns or ()
+        own = Dataset("elsewhere", names, nothing, nothing, mean, std, features=columns)
     algorithm = ALGORITHMS.make(config.algorithm)
     per_class = config.auxiliary_per_class
     per_class = algorithm.auxiliary_per_class if per_class is None else per_class

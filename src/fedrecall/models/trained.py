@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrecall import files
+from fedrecall.data.augmentation import plain
 from fedrecall.errors import UserError
 from fedrecall.models.model import Model, Weights
 
@@ -98,20 +99,16 @@ class Trained(nn.Module):
         with torch.no_grad():
             for name, value in {**weights.params, **weights.buffers}.items():
                 held[name].copy_(value)
-        kind = torch.float32 if inputs.image else torch.float64  # time stamps have more digits than float32
         device = next(iter(weights.params.values())).device
-        self.register_buffer("mean", torch.tensor(inputs.mean, dtype=kind, device=device))
-        self.register_buffer("std", torch.tensor(inputs.std, dtype=kind, device=device))
+        self.register_buffer("mean", torch.tensor(inputs.mean, dtype=torch.float64, device=device))
+        self.register_buffer("std", torch.tensor(inputs.std, dtype=torch.float64, device=device))
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, classes] of [n, *shape]."""
         kind = next(self.network.parameters()).dtype
-        if self.inputs.image:
-            scale, offset = 1 / (255 * self.std), -self.mean / self.std
-            ready = x.to(torch.float32) * scale[:, None, None] + offset[:, None, None]
-        else:
-            ready = (x.to(torch.float64) - self.mean) / self.std
+        wide = kind if self.inputs.image else torch.float64  # time stamps have more digits than float32
+        ready = plain(x if self.inputs.image else x.to(wide), self.mean, self.std, wide)
         return self.network(ready.to(kind))  # type: ignore[no-any-return]
 
     @torch.no_grad()
