@@ -121,9 +121,63 @@ def test_forgetting_from_even_to_skewed(runs, out):
     two = [Run(p).records[-1]["forgetting"] for p in runs("fedavg-0", "fedavg-1")]
     assert (bar["mean"], bar["n"]) == (pytest.approx(np.mean(two)), 2)
     assert bar["std"] == pytest.approx(np.std(two, ddof=1))
+    assert [p["group"] for p in data["class_accuracy"]] == ["fedavg (iid)", "fedavg (shards:2)"]
     curve = data["consistency"][0]
     assert curve["rounds"] == [2, 3]
     assert curve["mean"] == pytest.approx([r["consistency"] for r in Run(*runs("iid-0")).records[1:]])
+
+
+def skewed(folder, by, **settings):
+    """A run whose three kinds of clients have so many examples more of one class than of the others."""
+    write(folder, **settings)
+    meta = json.loads((folder / "partition.json").read_text())["meta"]
+    meta["counts"] = [[10 + by * (k % 3 == c) for c in range(3)] for k in range(len(meta["counts"]))]
+    (folder / "partition.json").write_text(json.dumps({"meta": meta}))
+    return folder
+
+
+def test_forgettings_pictures_are_of_the_pair_that_is_asked_for(tmp_path, out):
+    folders = {
+        spec: skewed(tmp_path / spec, by, partition=PARTITIONS.spec(PARTITIONS.make(spec)))
+        for spec, by in (("shards:1", 90), ("lda:0.1", 50), ("iid", 0), ("shards:2", 20))
+    }
+
+    def pictured(given="", without=()):
+        data = draw(f"fedntd/fig2{given}", [f for n, f in folders.items() if n not in without], out).data
+        assert [p["group"] for p in data["consistency"]] == [p["group"] for p in data["class_accuracy"]]
+        return [p["group"].removeprefix("fedavg (").removesuffix(")") for p in data["class_accuracy"]]
+
+    assert pictured() == ["iid", "lda:0.1"]  # the paper's, though shards:1 is more skewed
+    assert pictured(":pair=lda:0.1+shards:2") == ["lda:0.1", "shards:2"]
+    assert pictured(without=["lda:0.1"]) == ["iid", "shards:1"]
+    assert pictured(without=["iid"]) == ["shards:2", "lda:0.1"]
+    assert pictured(without=["iid", "lda:0.1"]) == ["shards:2", "shards:1"]
+    with pytest.raises(UserError, match="pair is two partitions"):
+        pictured(":pair=iid")
+    with pytest.raises(UserError, match="unknown partition"):
+        pictured(":pair=iid+nothing")
+
+
+def test_several_data_sets_stand_side_by_side(tmp_path, out):
+    cifar, even = {"dataset": {"name": "cifar10"}}, {"partition": {"name": "iid"}}
+    folders = [
+        skewed(tmp_path / "digits", 20),
+        skewed(tmp_path / "digits-iid", 0, **even, better=1),
+        skewed(tmp_path / "cifar10", 20, **cifar, better=2),
+        skewed(tmp_path / "cifar10-iid", 0, **cifar, **even, better=3),
+    ]
+    data = draw("fedntd/fig2", folders, out).data
+    assert [b["dataset"] for b in data["forgetting"]] == ["digits", "digits", "cifar10", "cifar10"]
+    last = [Run(folder).records[-1]["forgetting"] for folder in folders]
+    assert [b["mean"] for b in data["forgetting"]] == [last[i] for i in (1, 0, 3, 2)]  # even ones first
+    pictures = [p["values"] for p in data["class_accuracy"]]
+    assert pictures == [Run(folder).series("class_accuracy").tolist() for folder in (folders[1], folders[0])]
+
+    lines = draw("sfedkd/fig6", folders[::2], out).data["lines"]
+    assert [(x["dataset"], x["group"]) for x in lines] == [("digits", "fedavg"), ("cifar10", "fedavg")]
+    bars = draw("sfedkd/fig7", folders[::2], out).data["bars"]
+    reached = [round(0.9 * Run(folder).series("accuracy").max(), 3) for folder in folders[::2]]
+    assert [bars[2]["target"], bars[5]["target"]] == reached
 
 
 def test_in_and_out_local_bars(runs, out):
@@ -426,35 +480,76 @@ def test_the_gallery_shows_every_figure_from_runs_that_it_makes():
         config.make(config.override({k: v for k, v in settings.items() if "." not in k}, dotted))
 
 
+def options(command):
+    """The options of a figure's command by name, what stands in brackets as a list."""
+    words = shlex.split(command, comments=True)
+    assert words[:2] == ["fedrecall", "run"]
+    return {k: v.strip("[]").split("|") for k, v in zip(words[2::2], words[3::2], strict=True)}
+
+
 @pytest.mark.parametrize(
-    ("figure", "recipe"),
+    ("figure", "recipe", "datasets"),
     [
-        ("fedcad/fig1", "fedcad/fig1"),
-        ("fedcad/fig2", "fedcad/fig2"),
-        ("fedssd/fig7", "fedssd/table1"),
-        ("fedssd/fig8", "fedssd/table1"),
-        ("fedssd/fig9", "fedssd/table1"),
+        ("fedcad/fig1", "fedcad/fig1", ["cifar10"]),
+        ("fedcad/fig2", "fedcad/fig2", ["cifar10"]),
+        ("fedssd/fig7", "fedssd/table1", ["cifar10", "cifar100", "tiny_imagenet"]),
+        ("fedssd/fig8", "fedssd/table1", ["cifar10", "cifar100"]),
+        ("fedssd/fig9", "fedssd/table1", ["cifar10"]),
+        ("sfedkd/fig6", "sfedkd/table1", ["fashion_mnist", "cifar10", "cinic10"]),
+        ("sfedkd/fig7", "sfedkd/table1", ["fashion_mnist", "cifar10", "cinic10"]),
     ],
 )
-def test_a_figures_command_has_its_papers_settings(figure, recipe):
-    paper = table(recipe)
-    (command,) = FIGURES.make(figure).commands
-    words = shlex.split(command)
-    given = dict(zip(words[2::2], words[3::2], strict=True))
-    for spec in given["--algorithm"].strip("[]").split("|"):
-        name, _, _ = ALGORITHMS.parse(spec)
-        config = paper.cell(
-            next(c.column for c in paper.cells if c.column.startswith("cifar10")), name
-        ).config()
-        assert ALGORITHMS.spec(ALGORITHMS.make(spec)) == config.algorithm
-        assert given["--dataset"] == config.dataset["name"]
-        assert given["--model"] == config.model
-        assert PARTITIONS.spec(PARTITIONS.make(given["--partition"])) == config.partition
-        assert given["--augmentation"] == config.augmentation
-        assert int(given["--batch-size"]) == config.training.batch_size
-        assert float(given["--lr-decay"]) == config.training.lr_decay
-        own = given.get("--auxiliary-per-class")
-        assert (None if own is None else int(own)) == config.auxiliary_per_class
+def test_a_figures_commands_have_its_papers_settings(figure, recipe, datasets):
+    paper, seen = table(recipe), []
+    for given in map(options, FIGURES.cls(figure).commands):
+        for dataset in given["--dataset"]:
+            cells = [c for c in paper.cells if c.settings["dataset"] == dataset]
+            column = cells[0].column  # the first of a data set
+            own = {c.method: c.config() for c in cells if c.column == column}
+            seen.append(dataset)
+            methods = {ALGORITHMS.parse(spec)[0]: spec for spec in given["--algorithm"]}
+            if figure in ("fedcad/fig1", "fedssd/fig7", "fedssd/fig8"):
+                assert methods.keys() == own.keys()
+            for name, spec in methods.items():
+                config = own[name]
+                if not figure.startswith("sfedkd"):  # which compares numbers of teachers
+                    assert ALGORITHMS.spec(ALGORITHMS.make(spec)) == config.algorithm
+                assert given["--model"] == [config.model]
+                assert PARTITIONS.spec(PARTITIONS.make(*given["--partition"])) == config.partition
+                assert given["--augmentation"] == [config.augmentation]
+                assert int(*given["--batch-size"]) == config.training.batch_size
+                assert float(*given["--lr-decay"]) == config.training.lr_decay
+                assert [int(n) for n in given.get("--auxiliary-per-class", [])] == (
+                    [config.auxiliary_per_class] if config.auxiliary_per_class else []
+                )
+                if figure != "fedcad/fig2":  # of which table and figure have a model of ten rounds
+                    assert int(*given["--rounds"]) == config.rounds
+                if figure in ("fedssd/fig7", "sfedkd/fig6", "sfedkd/fig7"):
+                    assert [int(*given[k]) for k in ("--clients", "--sample")] == [
+                        config.clients,
+                        config.sample,
+                    ]
+                if figure.startswith("sfedkd"):
+                    training = config.training
+                    assert float(*given["--momentum"]) == training.momentum
+                    assert float(*given["--weight-decay"]) == training.weight_decay
+    assert seen == datasets
+
+
+def test_seconds_are_of_the_numbers_of_teachers_whose_speedup_is_published():
+    (given, *rest) = map(options, FIGURES.cls("sfedkd/fig6").commands)
+    assert [other["--algorithm"] for other in rest] == [given["--algorithm"]]
+    asked = [ALGORITHMS.spec(ALGORITHMS.make(spec)) for spec in given["--algorithm"]]
+    cells = table("sfedkd/time_to_accuracy").cells
+    assert all(cell.config().algorithm in asked for cell in cells)
+    assert len(asked) == len({cell.method for cell in cells})
+
+
+@pytest.mark.parametrize("figure", ["fedntd/fig2", "fedntd/fig4"])
+def test_the_motivating_experiment_is_fedavg_at_a_constant_rate(figure):
+    (given,) = map(options, FIGURES.cls(figure).commands)
+    assert (given["--algorithm"], given["--lr-decay"]) == (["fedavg"], ["1"])
+    assert "lda:0.1" in given["--partition"]
 
 
 def test_a_legend_names_what_any_panel_shows():

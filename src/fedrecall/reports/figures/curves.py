@@ -11,11 +11,18 @@ from fedrecall.reports.figures.quantities import QUANTITIES, over_seeds
 from fedrecall.reports.runs import Run, arrange
 
 _NTD = "fedrecall run --dataset cifar10 --model cnn --clients 100 --sample 10 --rounds 200"
-_SSD = (
-    "fedrecall run --dataset cifar10 --model lenet_cifar --partition dirichlet:0.5 --rounds 100 "
-    "--batch-size 64 --lr-decay 1 --augmentation crop+flip"
+_SSD = "--partition dirichlet:0.5 --batch-size 64 --lr-decay 1"
+_SSD_RUNS = tuple(
+    f"fedrecall run --dataset {data} {_SSD} --augmentation {augmentation} --rounds {rounds} "
+    f"--local-epochs 10 --auxiliary-per-class 64 --algorithm [fedavg|fedprox:mu={mu}|fedcurv:lam={lam}|"
+    f"moon:mu={moon},projection=256|fedntd|fedcad|fedssd:m_max={m_max}]"
+    for data, augmentation, rounds, mu, lam, moon, m_max in (
+        ("cifar10 --model lenet_cifar", "crop+flip", 100, 0.01, 1e-3, 5, 0.01),
+        ("cifar100 --model resnet50", "crop+flip", 100, 0.001, 1e-4, 1, 0.001),
+        ("tiny_imagenet --model resnet50", "none", 30, 0.001, 1e-5, 1, 0.001),
+    )
 )
-_SSD_METHODS = "[fedavg|fedprox:mu=0.01|moon:mu=5,projection=256|fedssd]"
+"""Of every data set all methods, each with the hyperparameters that the paper gives for it there."""
 _ALIGN = (
     "fedrecall run --dataset cifar10 --model resnet56 --sample 16 --rounds 25 --local-epochs 20 "
     "--batch-size 64 --lr-decay 1 --weight-decay 1e-4 --augmentation crop+flip"
@@ -124,9 +131,8 @@ class Participation(Curves):
 
     rows: ClassVar[tuple[str, ...]] = ("accuracy",)
     caption: ClassVar[str] = "Accuracy of the global model, a column for every setup."
-    commands: ClassVar[tuple[str, ...]] = (
-        f"{_SSD} --algorithm {_SSD_METHODS} --local-epochs 10 --auxiliary-per-class 64 --clients 100 "
-        "--sample [10|20]",
+    commands: ClassVar[tuple[str, ...]] = tuple(
+        f"{command} --clients 100 --sample [10|20]" for command in _SSD_RUNS[:2]
     )
 
 
@@ -139,9 +145,8 @@ class GlobalAndLocal(Curves):
         "Accuracy of the global model (top) and mean accuracy of the round's local models on the same test "
         "set (bottom): what the second lacks, local training forgot."
     )
-    commands: ClassVar[tuple[str, ...]] = (
-        f"{_SSD} --algorithm {_SSD_METHODS} --local-epochs 10 --clients 10 --sample 10 "
-        "--auxiliary-per-class 64 --measure locals",
+    commands: ClassVar[tuple[str, ...]] = tuple(
+        f"{command} --clients 10 --sample 10 --measure locals" for command in _SSD_RUNS
     )
 
 
@@ -150,6 +155,7 @@ class GlobalAndLocalOfFedCAD(GlobalAndLocal):
     """FedCAD, figure 1: the global model against the local models' average."""
 
     commands: ClassVar[tuple[str, ...]] = (
-        f"{_SSD} --algorithm [fedavg|fedprox:mu=0.01|fedlsd:alpha=0.25|fedcad] --local-epochs 5 --clients 10 "
+        f"fedrecall run --dataset cifar10 --model lenet_cifar {_SSD} --augmentation crop+flip --rounds 100 "
+        "--local-epochs 5 --algorithm [fedavg|fedprox:mu=0.01|fedlsd:alpha=0.25|fedcad] --clients 10 "
         "--sample 10 --measure locals",
     )

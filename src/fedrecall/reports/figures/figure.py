@@ -14,7 +14,9 @@ from matplotlib.figure import Figure as Page
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from fedrecall import files
-from fedrecall.reports.runs import Run, arrange, left_out, unfinished
+from fedrecall.data.datasets import DATASETS
+from fedrecall.reports.runs import Group, Run, arrange, left_out, unfinished
+from fedrecall.specs import spec_text
 
 Data = dict[str, Any]
 
@@ -114,6 +116,14 @@ def save(name: str, figure: Figure, runs: Sequence[Run], out: Path, dpi: int = 1
     with files.placing(paths[-1]):
         files.write_json(paths[-1], data)
     return Drawn(name, figure.caption, paths, data, notes)
+
+
+def by_dataset(runs: Sequence[Run]) -> dict[str, list[Group]]:
+    """The runs of every data set, arranged by themselves: labels say what differs within one."""
+    members: dict[str, list[Run]] = {}
+    for run in runs:
+        members.setdefault(spec_text(DATASETS, run.config["dataset"]), []).append(run)
+    return {name: arrange(own) for name, own in members.items()}
 
 
 def plain(value: Any) -> Any:

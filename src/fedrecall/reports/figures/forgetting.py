@@ -1,6 +1,6 @@
 """What is forgotten, from the records: class by class, inside and outside of clients' data."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -15,6 +15,7 @@ from fedrecall.reports.figures.figure import (
     Data,
     Figure,
     band,
+    by_dataset,
     colours,
     heat,
     legend_below,
@@ -46,15 +47,31 @@ def partition_text(group: Group) -> str:
     return spec_text(PARTITIONS, group.runs[0].config["partition"])
 
 
-def forgetting_bars(ax: Any, groups: Sequence[Group]) -> list[Data]:
-    """The forgetting of every group's last round, with its spread over seeds."""
-    data = []
-    for i, group in enumerate(groups):
-        s = summary(group.last("forgetting"))
-        ax.bar(i, s.mean, yerr=s.std, color=COLOURS[0], capsize=2, width=0.7)
-        data.append({"group": group.label, "mean": s.mean, "std": s.std, "n": s.n})
-    ax.set_xticks(range(len(groups)), [partition_text(g) for g in groups], rotation=40, ha="right")
+def pair_of(groups: Sequence[Group], wanted: tuple[str, str]) -> list[Group]:
+    """The groups of two partitions; for one that no group has, the most even or the most skewed other."""
+    if len(groups) < 2:
+        return list(groups)
+    names = [spec_text(PARTITIONS, PARTITIONS.spec(PARTITIONS.make(spec))) for spec in wanted]
+    found = [next((g for g in groups if partition_text(g) == name), None) for name in names]
+    others = [g for g in by_skew(groups) if g not in found]
+    return [g or others[at] for g, at in zip(found, (0, -1), strict=True)]
+
+
+def forgetting_bars(ax: Any, datasets: Mapping[str, Sequence[Group]]) -> list[Data]:
+    """The forgetting of every group's last round, with its spread over seeds; a colour a data set."""
+    data: list[Data] = []
+    names: list[str] = []
+    for colour, (dataset, groups) in zip(colours(list(datasets)).values(), datasets.items(), strict=True):
+        for i, group in enumerate(by_skew(groups)):
+            s = summary(group.last("forgetting"))
+            label = dataset if i == 0 else None
+            ax.bar(len(names), s.mean, yerr=s.std, color=colour[0], capsize=2, width=0.7, label=label)
+            names.append(partition_text(group))
+            data.append({"dataset": dataset, "group": group.label, "mean": s.mean, "std": s.std, "n": s.n})
+    ax.set_xticks(range(len(names)), names, rotation=40, ha="right")
     ax.set_title("forgetting F")
+    if len(datasets) > 1:
+        legend_below(ax.figure, ax)
     return data
 
 
@@ -69,21 +86,29 @@ def class_heat(ax: Any, run: Run, values: np.ndarray, title: str, top: float | N
 class Forgetting(Figure):
     """FedNTD, figure 2: the global model forgets more, the more its clients differ."""
 
+    pair: tuple[str, ...] = ("iid", "lda:0.1")
+    """Two partitions for all panels but the last; one that no run has: the most even, the most skewed."""
+
     caption: ClassVar[str] = (
-        "Class-wise accuracy of the global model with the most even and the most skewed partition (one "
-        "seed), cosine similarity of the class-wise accuracies of consecutive rounds, and forgetting F by "
+        "Class-wise accuracy of the global model with two partitions (one seed, the first data set), cosine "
+        "similarity of the class-wise accuracies of consecutive rounds, and forgetting F by data set and "
         "partition."
     )
-    needs: ClassVar[str] = "runs of one algorithm with two or more partitions"
+    needs: ClassVar[str] = "runs of one algorithm with two or more partitions, of one or more data sets"
     commands: ClassVar[tuple[str, ...]] = (
-        f"{_NTD} --lr-decay 1 --algorithm fedavg "
-        "--partition [iid|lda:0.5|lda:0.1|lda:0.05,draws=300000|shards:10|shards:5|shards:2]",
+        "fedrecall run --dataset [cifar10|cifar100] --model cnn --clients 100 --sample 10 --rounds 200 "
+        "--lr-decay 1 --algorithm fedavg --partition [iid|lda:0.5|lda:0.3|lda:0.1|lda:0.05,draws=300000]",
     )
+
+    def __post_init__(self) -> None:
+        """The two are compared."""
+        if len(self.pair) != 2:
+            raise ValueError("pair is two partitions, as in iid+lda:0.1")
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
         """Two pictures, one panel of curves, one of bars."""
-        groups = by_skew(arrange(runs))
-        ends = [groups[0], groups[-1]] if len(groups) > 1 else groups
+        datasets = by_dataset(runs)
+        ends = pair_of(next(iter(datasets.values())), (self.pair[0], self.pair[1]))
         made, axes = page(1, 4, 2.3, 2.1)
         data: Data = {"class_accuracy": [], "consistency": []}
         for ax, group in zip(axes[0], ends, strict=False):
@@ -100,7 +125,7 @@ class Forgetting(Figure):
             )
         axes[0, 2].set(xlabel="round", title="cosine with round before", ylim=(None, 1.02))
         axes[0, 2].legend(loc="upper left", bbox_to_anchor=(0, 0.9))
-        data["forgetting"] = forgetting_bars(axes[0, 3], groups)
+        data["forgetting"] = forgetting_bars(axes[0, 3], datasets)
         for ax in axes[0, len(ends) : 2]:
             ax.remove()
         return made, data
@@ -111,12 +136,13 @@ class InAndOutAccuracy(Figure):
     """FedNTD, figure 4: training and averaging, seen from what clients hold and what they lack."""
 
     caption: ClassVar[str] = (
-        "Accuracy on what the round's clients hold (top) and lack (bottom): of the global model that was "
-        "sent, of their local models (bars: standard deviation over clients), and of the average of these."
+        "Accuracy on what the round's clients hold (top) and lack (bottom), the mean over clients, each "
+        "counted alike however many examples it holds: of the global model that was sent, of their local "
+        "models (bars: standard deviation over clients), and of the average of these."
     )
     needs: ClassVar[str] = "one run or more, each a column"
     commands: ClassVar[tuple[str, ...]] = (
-        f"{_NTD} --algorithm [fedavg|fedntd] --partition lda:0.1 --measure locals:10",
+        f"{_NTD} --lr-decay 1 --algorithm fedavg --partition lda:0.1 --measure locals:10",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Page
 
 from fedrecall.errors import UserError
@@ -14,20 +15,20 @@ from fedrecall.reports.figures.figure import (
     Data,
     Figure,
     band,
+    by_dataset,
     colours,
     heat,
     legend_below,
     page,
 )
 from fedrecall.reports.figures.forgetting import by_skew, forgetting_bars, partition_text
-from fedrecall.reports.runs import Run, arrange
+from fedrecall.reports.runs import Group, Run
 from fedrecall.reports.statistics import summary
 from fedrecall.specs import AT_LEAST_ONE
 
 _SFED = (
-    "fedrecall run --dataset cifar10 --model alexnet8 --clients 100 --sample 10 --rounds 1000 "
-    "--local-epochs 5 --batch-size 64 --lr 0.01 --lr-decay 1 --momentum 0 --weight-decay 1e-4 "
-    "--augmentation none --partition exdir:2,0.5"
+    "--clients 100 --sample 10 --rounds 1000 --local-epochs 5 --batch-size 64 --lr 0.01 --lr-decay 1 "
+    "--momentum 0 --weight-decay 1e-4 --augmentation none --partition exdir:2,0.5"
 )
 
 
@@ -62,20 +63,23 @@ class SequentialForgetting(Figure):
 
     caption: ClassVar[str] = (
         "Along a sequence of clients: class-wise test accuracy after each one (most even and most skewed "
-        "partition), cosine similarity with the model that the client got (the line breaks where that is not "
-        "the one before), accuracy on a client's own data of its model and of the next client's, and "
-        "forgetting F by partition."
+        "partition of the first data set), cosine similarity with the model that the client got (the line "
+        "breaks where that is not the one before), accuracy on a client's own data of its model and of the "
+        "next client's, and forgetting F by data set and partition."
     )
-    needs: ClassVar[str] = "runs of one sequential algorithm with two or more partitions"
+    needs: ClassVar[str] = (
+        "runs of one sequential algorithm with two or more partitions, of one or more data sets"
+    )
     commands: ClassVar[tuple[str, ...]] = (
-        "fedrecall run --dataset cifar10 --model cnn --algorithm fedseq --clients 10 --sample 10 --rounds 10 "
-        "--batch-size 64 --lr-decay 1 --momentum 0 --weight-decay 1e-4 --augmentation none --partition "
-        "[dirichlet:100|dirichlet:1|dirichlet:0.5|dirichlet:0.1] --measure chain",
+        "fedrecall run --dataset [cifar10|cifar100] --model cnn --algorithm fedseq --clients 10 --sample 10 "
+        "--rounds 10 --batch-size 64 --lr-decay 1 --momentum 0 --weight-decay 1e-4 --augmentation none "
+        "--partition [dirichlet:100|dirichlet:1|dirichlet:0.5|dirichlet:0.1] --measure chain",
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
         """Two pictures, two panels of curves, one of bars."""
-        groups = by_skew(arrange(runs))
+        datasets = by_dataset(runs)
+        groups = by_skew(next(iter(datasets.values())))
         ends = [groups[0], groups[-1]] if len(groups) > 1 else groups
         made, axes = page(1, 5, 2.2, 2.1)
         data: Data = {"class_accuracy": [], "consistency": [], "drift": []}
@@ -116,7 +120,7 @@ class SequentialForgetting(Figure):
         data["drift"].append(
             {"group": ends[-1].label, "own": own, "next": after, "breaks_before": place[breaks]}
         )
-        data["forgetting"] = forgetting_bars(axes[0, 4], groups)
+        data["forgetting"] = forgetting_bars(axes[0, 4], datasets)
         for ax in axes[0, len(ends) : 2]:
             ax.remove()
         return made, data
@@ -138,30 +142,37 @@ class AccuracyOverTime(Figure):
     clock: Literal["waiting", "working"] = "waiting"
     """Seconds of the longest chain of each round, or of all clients together."""
 
-    caption: ClassVar[str] = "Accuracy of the global model against seconds of local training so far."
+    caption: ClassVar[str] = (
+        "Accuracy of the global model against seconds of local training so far, a panel for every data set."
+    )
     needs: ClassVar[str] = "runs of sfedkd with several numbers of teachers (or any runs to compare)"
-    commands: ClassVar[tuple[str, ...]] = (
-        f"{_SFED} --algorithm [sfedkd:teachers=3|sfedkd|sfedkd:teachers=7|sfedkd:teachers=10,selection=all]",
+    commands: ClassVar[tuple[str, ...]] = tuple(
+        f"fedrecall run --dataset {data} {_SFED} --algorithm "
+        "[sfedkd:teachers=3|sfedkd|sfedkd:teachers=7|sfedkd:teachers=10,selection=all]"
+        for data in ("fashion_mnist --model lenet5", "[cifar10|cinic10] --model alexnet8")
     )
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
         """A line for every group; seconds are the mean over its seeds."""
-        groups = arrange(runs)
-        made, axes = page(1, 1, 3.4, 2.4)
-        paint, data = colours([g.label for g in groups]), []
-        for group in groups:
-            rounds, values = group.series("accuracy")
-            clocks = []
-            for run in group.runs:
-                spent = dict(
-                    zip((r["round"] for r in run.records), elapsed(run.records, self.clock), strict=True)
-                )
-                clocks.append([spent[n] for n in rounds])
-            seconds = np.mean(clocks, axis=0)
-            band(axes[0, 0], seconds, values, group.label, *paint[group.label])
-            data.append({"group": group.label, "rounds": rounds, "seconds": seconds, "mean": values.mean(0)})
-        axes[0, 0].set(xlabel="seconds of local training", ylabel="global accuracy")
-        legend_below(made, axes[0, 0])
+        datasets = by_dataset(runs)
+        made, axes = page(1, len(datasets), 3.4, 2.4)
+        paint, data = colours([g.label for groups in datasets.values() for g in groups]), []
+        for ax, (dataset, groups) in zip(axes[0], datasets.items(), strict=True):
+            for group in groups:
+                rounds, values = group.series("accuracy")
+                clocks = []
+                for run in group.runs:
+                    spent = dict(
+                        zip((r["round"] for r in run.records), elapsed(run.records, self.clock), strict=True)
+                    )
+                    clocks.append([spent[n] for n in rounds])
+                seconds = np.mean(clocks, axis=0)
+                band(ax, seconds, values, group.label, *paint[group.label])
+                line = {"rounds": rounds, "seconds": seconds, "mean": values.mean(0)}
+                data.append({"dataset": dataset, "group": group.label, **line})
+            ax.set(xlabel="seconds of local training", title=dataset if len(datasets) > 1 else "")
+        axes[0, 0].set_ylabel("global accuracy")
+        legend_below(made, *axes.flat)
         return made, {"clock": self.clock, "lines": data}
 
 
@@ -170,35 +181,44 @@ class TimeToTarget(Figure):
     """SFedKD, figure 7: seconds of local training until target accuracies."""
 
     targets: tuple[float, ...] = ()
-    """Accuracies; by default half, three quarters and nine tenths of what all runs reach."""
+    """Accuracies; by default half, three quarters and nine tenths of what all runs of a data set reach."""
     clock: Literal["waiting", "working"] = "waiting"
     """Seconds of the longest chain of each round, or of all clients together."""
 
     caption: ClassVar[str] = (
         "Seconds of local training until the global model first reaches an accuracy (mean over seeds, bar: "
-        "standard deviation; no bar where a seed never does)."
+        "standard deviation; no bar where a seed never does), a panel for every data set."
     )
     needs: ClassVar[str] = AccuracyOverTime.needs
     commands: ClassVar[tuple[str, ...]] = AccuracyOverTime.commands
 
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
         """Bars by target, one colour a group."""
-        groups = arrange(runs)
+        datasets = by_dataset(runs)
+        made, axes = page(1, len(datasets), 3.4, 2.4)
+        paint = colours([g.label for groups in datasets.values() for g in groups])
+        data: list[Data] = []
+        for ax, (dataset, groups) in zip(axes[0], datasets.items(), strict=True):
+            data += [{"dataset": dataset, **bar} for bar in self._bars(ax, groups, paint)]
+            ax.set(xlabel="target accuracy", title=dataset if len(datasets) > 1 else "")
+        axes[0, 0].set_ylabel("seconds of local training")
+        legend_below(made, *axes.flat)
+        return made, {"clock": self.clock, "bars": data}
+
+    def _bars(self, ax: Axes, groups: Sequence[Group], paint: dict[str, tuple[str, str]]) -> list[Data]:
         reached = min(float(run.series("accuracy").max()) for group in groups for run in group.runs)
         targets = self.targets or tuple(round(f * reached, 3) for f in (0.5, 0.75, 0.9))
-        made, axes = page(1, 1, 3.4, 2.4)
-        paint, data = colours([g.label for g in groups]), []
-        width = 0.8 / len(groups)
+        data, width = [], 0.8 / len(groups)
         for i, group in enumerate(groups):
             for j, target in enumerate(targets):
-                entry: dict[str, Any] = {"group": group.label, "target": target, "seconds": None, "std": None}
+                entry: Data = {"group": group.label, "target": target, "seconds": None, "std": None}
                 entry["rounds"] = [rounds_to(run.records, target) for run in group.runs]
                 seconds = [seconds_to(run.records, target, self.clock) for run in group.runs]
                 known = [s for s in seconds if s is not None]
                 if len(known) == len(seconds):
                     s = summary(known)
                     entry |= {"seconds": s.mean, "std": s.std}
-                    axes[0, 0].bar(
+                    ax.bar(
                         j + (i - (len(groups) - 1) / 2) * width,
                         s.mean,
                         width,
@@ -208,7 +228,5 @@ class TimeToTarget(Figure):
                         label=group.label if j == 0 else None,
                     )
                 data.append(entry)
-        axes[0, 0].set_xticks(range(len(targets)), [f"{t:.1%}" for t in targets])
-        axes[0, 0].set(xlabel="target accuracy", ylabel="seconds of local training")
-        legend_below(made, axes[0, 0])
-        return made, {"clock": self.clock, "bars": data}
+        ax.set_xticks(range(len(targets)), [f"{t:.1%}" for t in targets])
+        return data
