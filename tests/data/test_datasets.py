@@ -835,7 +835,6 @@ CACHE = os.environ.get("FEDRECALL_CACHE")
         ("cifar100", (50_000, 10_000)),
         ("cinic10", (90_000, 90_000)),
         ("tiny_imagenet", (100_000, 10_000)),
-        ("ham10000", None),  # images that lie in both of the hub's splits are left out
         ("synthetic", None),
     ],
 )
@@ -843,6 +842,14 @@ def test_sizes_are_what_is_published_and_what_the_help_says(name, sizes):
     recipe = DATASETS.cls(name)
     assert recipe.sizes == sizes
     assert sizes is None or f"{sizes[0]:,} and {sizes[1]:,}" in recipe.__doc__
+
+
+def test_what_the_splits_of_ham10000_share_bounds_its_training_split():
+    recipe = DATASETS.cls("ham10000")
+    rows = {"training": 9_577, "validation": 2_492, "testing": 1_285}
+    assert all(f"{count:,} for {split}" in recipe.__doc__ for split, count in rows.items())
+    assert f"{sum(rows.values()):,} rows" in recipe.__doc__
+    assert recipe.sizes == (range(10_015 - 2_492 - 1_285, 9_577 + 1), 1_285)
 
 
 @pytest.mark.parametrize("name", HERE)

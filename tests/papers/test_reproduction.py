@@ -16,9 +16,9 @@ from fedrecall.cli import main, progress
 from fedrecall.data.datasets import DATASETS, load
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
-from fedrecall.papers import table
+from fedrecall.papers import PAPERS, load_paper, table
 from fedrecall.papers.page import render
-from fedrecall.papers.reproduction import Pace, adopt, carry_out, differences, duration, plan, stacks
+from fedrecall.papers.reproduction import Pace, adopt, carry_out, differences, duration, plan, stacks, unlike
 from fedrecall.papers.results import Results, path_of, read, run_folder, save
 
 TEN = tuple("abcdefghij")
@@ -216,6 +216,30 @@ def test_other_data_of_the_same_name_are_neither_run_on_nor_taken(call, root, tm
     assert code == 2
     assert "is a run on cifar10 of 400 and 40 examples, not the paper's of 50000 and 10000." in error
     assert not kept.exists()
+
+
+def test_data_sets_whose_size_is_known_within_bounds_are_held_to_them(monkeypatch):
+    monkeypatch.undo()  # the sizes as they are
+    config = table("sfedkd/table1").cell("ham10000/exdir2-1", "cwc").config()
+
+    def said(train, test):
+        return unlike(config, {"name": "ham10000", "train": train, "test": test})
+
+    # 10,015 images, of which at most 2,492 lie in the validation split alone and 1,285 in the test split.
+    assert said(10_015 - 2_492 - 1_285, 1_285) is None
+    assert said(9_577, 1_285) is None
+    bounds = "not the paper's of 6238 to 9577 and 1285"
+    assert said(630, 1_285) == f"ham10000 of 630 and 1285 examples, {bounds}"
+    assert said(9_578, 1_285) == f"ham10000 of 9578 and 1285 examples, {bounds}"
+    assert said(8_000, 63) == f"ham10000 of 8000 and 63 examples, {bounds}"
+    assert said(None, None) == f"ham10000 of None and None examples, {bounds}"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_data_set_of_a_paper_has_a_size(paper, monkeypatch):
+    monkeypatch.undo()
+    cells = [cell for t in load_paper(paper).tables.values() for cell in t.cells]
+    assert all(DATASETS.cls(cell.settings["dataset"]).sizes for cell in cells)
 
 
 def test_data_that_is_not_here_leaves_out_what_needs_it_alone(call, root):

@@ -47,11 +47,15 @@ DATASETS = Registry(
 _DECODER = 1  # raised when the same files come to give other tensors, so that caches are made anew
 
 
+Sizes = tuple[int | range, int | range]
+"""Examples of the training and of the test split: how many, or from how many to how many."""
+
+
 class Recipe(ABC):
     """How one data set is had; its dataclass fields are its parameters."""
 
-    sizes: ClassVar[tuple[int, int] | None] = None
-    """Examples of the training and of the test split, where these are known beforehand."""
+    sizes: ClassVar[Sizes | None] = None
+    """Examples of its splits, where these are known beforehand."""
 
     def cached(self, name: str, root: Path | None) -> tuple[str, str] | None:
         """What the cache file is called: (whose it is, which version); None: made anew each time."""
@@ -323,7 +327,7 @@ class MNIST(HubImages):
     """Handwritten digits, 1x28x28, 60,000 and 10,000."""
 
     repository: ClassVar[str] = "ylecun/mnist"
-    sizes: ClassVar[tuple[int, int] | None] = (60_000, 10_000)
+    sizes: ClassVar[Sizes | None] = (60_000, 10_000)
     channels: ClassVar[int] = 1
 
 
@@ -332,7 +336,7 @@ class FashionMNIST(HubImages):
     """Articles of clothing, 1x28x28, 60,000 and 10,000."""
 
     repository: ClassVar[str] = "zalando-datasets/fashion_mnist"
-    sizes: ClassVar[tuple[int, int] | None] = (60_000, 10_000)
+    sizes: ClassVar[Sizes | None] = (60_000, 10_000)
     channels: ClassVar[int] = 1
 
 
@@ -341,7 +345,7 @@ class CIFAR10(HubImages):
     """Photographs in 10 classes, 3x32x32, 50,000 and 10,000."""
 
     repository: ClassVar[str] = "uoft-cs/cifar10"
-    sizes: ClassVar[tuple[int, int] | None] = (50_000, 10_000)
+    sizes: ClassVar[Sizes | None] = (50_000, 10_000)
     image: ClassVar[str] = "img"
 
 
@@ -350,7 +354,7 @@ class CIFAR100(HubImages):
     """Photographs in 100 classes (the fine labels), 3x32x32, 50,000 and 10,000."""
 
     repository: ClassVar[str] = "uoft-cs/cifar100"
-    sizes: ClassVar[tuple[int, int] | None] = (50_000, 10_000)
+    sizes: ClassVar[Sizes | None] = (50_000, 10_000)
     image: ClassVar[str] = "img"
     label: ClassVar[str] = "fine_label"
 
@@ -360,7 +364,7 @@ class CINIC10(HubImages):
     """CIFAR-10's classes from CIFAR-10 and ImageNet, 3x32x32, 90,000 and 90,000; validation is not used."""
 
     repository: ClassVar[str] = "flwrlabs/cinic10"
-    sizes: ClassVar[tuple[int, int] | None] = (90_000, 90_000)
+    sizes: ClassVar[Sizes | None] = (90_000, 90_000)
 
 
 @dataclass(frozen=True)
@@ -368,7 +372,7 @@ class TinyImageNet(HubImages):
     """Photographs in 200 classes, 3x64x64, 100,000 and 10,000; its validation split is the test set."""
 
     repository: ClassVar[str] = "zh-plus/tiny-imagenet"
-    sizes: ClassVar[tuple[int, int] | None] = (100_000, 10_000)
+    sizes: ClassVar[Sizes | None] = (100_000, 10_000)
     test: ClassVar[tuple[str, ...]] = ("valid", "validation")
 
 
@@ -376,12 +380,14 @@ class TinyImageNet(HubImages):
 class HAM10000(HubImages):
     """Skin lesions in 7 classes, resized to 3x64x64.
 
-    Its splits on the hub have 13,354 rows of 10,015 images. The test split is kept whole; of the
-    training split, images that are in the test split or came before are left out. Validation is
-    not used.
+    Its splits on the hub have 13,354 rows (9,577 for training, 2,492 for validation, 1,285 for testing) of
+    10,015 images. The test split is kept whole; of the training split, images that are in the test split or
+    came before are left out. Validation is not used.
     """
 
     repository: ClassVar[str] = "marmal88/skin_cancer"
+    # An image that lies in none of the other two splits is left in the training split.
+    sizes: ClassVar[Sizes | None] = range(10_015 - 2_492 - 1_285, 9_577 + 1), 1_285
     label: ClassVar[str] = "dx"
     size: ClassVar[int] = 64
     key: ClassVar[str | None] = "image_id"

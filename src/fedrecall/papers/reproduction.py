@@ -276,9 +276,14 @@ def unlike(config: Config, data: Mapping[str, Any]) -> str | None:
     train, test = data.get("train"), data.get("test")
     if data.get("name") != name:
         return f"{data.get('name')}, not the paper's {name}"
-    if sizes is not None and (train, test) != sizes:
-        return f"{name} of {train} and {test} examples, not the paper's of {sizes[0]} and {sizes[1]}"
+    if sizes is not None and not all(map(_fits, (train, test), sizes)):
+        wanted = " and ".join(f"{n[0]} to {n[-1]}" if isinstance(n, range) else str(n) for n in sizes)
+        return f"{name} of {train} and {test} examples, not the paper's of {wanted}"
     return None
+
+
+def _fits(found: Any, wanted: int | range) -> bool:
+    return found in wanted if isinstance(wanted, range) else bool(found == wanted)
 
 
 def adopt(table: Table, folder: Path, results: Path) -> tuple[Path, Outcome, Cell]:
