@@ -15,6 +15,7 @@ from fedrecall.papers.paper import PAPERS, Cell, Paper, Table, Variant, load_pap
 from fedrecall.papers.quantities import NEVER, QUANTITIES
 from fedrecall.papers.results import FOLDER, Outcome, Results
 from fedrecall.papers.verdicts import (
+    FAILED,
     LEVEL,
     NOT_REPRODUCED,
     NOT_RUN,
@@ -59,9 +60,9 @@ each run) and the papers' own numbers in `src/fedrecall/papers/`; a test compare
 What `reproduce` measures it prints, and keeps with its runs (`runs/reproduction/results`);
 `--results {FOLDER}` makes it count here.
 
-Accuracies are those of the last round on the whole test split, in percent (FedNTD's are a moving average
-over rounds, which is what its authors report), with the standard deviation over seeds where there are
-several; F is forgetting.
+Accuracies are those of the last round on the whole test split, in percent (FedNTD's, but for table 13, are a
+moving average over rounds, which is what its authors report), with the standard deviation over seeds where
+there are several; F is forgetting.
 A cell is **reproduced** when all of the paper's rounds
 were played and the mean lies within {SPREADS:g} published standard deviations (ours does not widen that: runs
 far from each other would reproduce anything); where a table gives none, the one that another table gives the
@@ -72,8 +73,15 @@ their standard deviation from round to round, within a seed (of moving averages,
 The clients of a single round move accuracy by that much, and published spreads leave it out, because all
 trials draw the same clients; a cell that is not reproduced, but whose published accuracy is within one such
 deviation of this mean, says that **its level agrees**.
-Numbers are compared as they are shown. Forgetting may be off by 0.02, which is what its two published
-digits and one class in ten account for, rounds to an accuracy by 10, and a ratio of times by 0.3.
+Numbers are compared as they are shown. Forgetting may be off by {QUANTITIES["forgetting"].tolerance:g}, \
+which is what its two published
+digits and one class in ten account for, the alignment of layer fc1, whose spread is not published, by \
+{QUANTITIES["fc1_local"].tolerance:g}, rounds to
+an accuracy by {QUANTITIES["rounds_to_baseline"].tolerance:g}, and a ratio of times by \
+{QUANTITIES["speedup"].tolerance:g}.
+A cell that is published as failed is reproduced if the mean is at most {FAILED:g} %, two points above chance;
+where runs of it broke off, if these and those that end so low are half of all or more. Any other cell of
+which a run broke off is not reproduced.
 **Unfinished** rows were stopped early, and say after which round; the learning rate still falls and the
 model still learns until the last one, so they decide nothing. A method with the name of a **switch** behind
 it was run with another reading of what its paper leaves open (`--switch`), said above the tables (of a cell
