@@ -1,5 +1,6 @@
 """The loop over rounds: play, evaluate, measure, record, checkpoint; resume; stop on a signal."""
 
+import json
 import secrets
 import signal
 import threading
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from fedrecall import config as configs
-from fedrecall import files, global_draws, payloads, provenance, rounds, specs, streams, trees
+from fedrecall import contracts, files, global_draws, payloads, provenance, rounds, specs, streams, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.backends import open_backend
@@ -344,6 +345,7 @@ class Experiment:
             ),
             chain_count=self._chain_count,
             round_number=number,
+            seed=seed,
         )
         failures = [v.failure for v in played.visits if v.failure is not None]
         self.check_failures(failures, len(played.visits))
@@ -379,7 +381,7 @@ class Experiment:
             )
             for name, measure in self.measures.items():
                 if number % measure.every == 0 or number == config.rounds:
-                    record.setdefault("measures", {})[name] = measure(moment)
+                    record.setdefault("measures", {})[name] = _plain(name, measure(moment))
                     record["seconds"].setdefault("measures", {})[name] = clock.lap()
         if not shown:
             self._save(number, record, clock)
@@ -441,7 +443,7 @@ class Experiment:
             "consistency": consistent,
         }
         missing = {"untested": list(evaluation.missing)} if evaluation.missing else {}
-        return found | missing | self.algorithm.report(self.server)
+        return found | missing | contracts.numbers(self.algorithm.report(self.server), found)
 
     def _tell_untested(self, evaluation: Evaluation) -> None:
         """Warn once of classes that the test split has no example of."""
@@ -610,6 +612,18 @@ def _check_kept(tree: Any, what: str) -> None:
         raise UserError(f"{what} {found} {value!r}, which no checkpoint would hold: make it a tensor.")
 
 
+def _plain(name: str, found: Any) -> Any:
+    """What a measure found, or UserError if no record can hold it."""
+    try:
+        json.dumps(found)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"the measure {name} returns what no record can hold ({error}): return numbers, texts, and lists "
+            "and dicts of them, of tensors and arrays their .tolist()."
+        ) from error
+    return found
+
+
 def federate(
     config: Config, dataset: Dataset, algorithm: FedAvg, folder: RunFolder | None = None
 ) -> Federation:
@@ -726,7 +740,7 @@ def run(out: Path | str | None = None, *, resume: bool = False, **settings: Any)
         settings["sinks"] = names
     folder = RunFolder(Path(out)) if out is not None else None
     if resume and folder is not None and folder.started and settings.keys() <= {*configs.MAY_CHANGE}:
-        config = configs.begun({**folder.config(), "sinks": [], **settings})
+        config = configs.begun({**folder.config(), **({"sinks": []} if sinks else {}), **settings})
     else:
         config = configs.make(configs.nested(settings))
     return Experiment(config, out, resume=resume, dataset=dataset, data_root=root, sinks=sinks).run()

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedrecall import files, trees
+from fedrecall import contracts, files, trees
 
 CACHE_BYTES = 512 * 2**20
 _NAME = re.compile(r"client-\d+-(\d+)-([0-9a-f]{32})\.safetensors")
@@ -61,6 +61,7 @@ class Memories:
 
     def put(self, client: int, memory: Any) -> None:
         """Replace a client's memory."""
+        contracts.alike(memory, self.template, "finish", "a client's memory", "remember")
         if not self.empty:
             self._unwritten.add(client)
             self._keep(client, memory)

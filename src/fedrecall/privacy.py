@@ -31,6 +31,7 @@ from fedrecall.models.networks import build
 from fedrecall.specs import NON_NEGATIVE, POSITIVE, Range
 
 _PROBED = 4  # uploads in the trial
+_SCALES = (1.0, 1e-3, 1e3)  # of how far apart they are
 _TOLERANCE = 1e-9
 
 
@@ -77,25 +78,36 @@ def _template(algorithm: FedAvg) -> Any:
 
 
 def _sums(algorithm: FedAvg, up: Any, equal: bool) -> bool:
+    """Tried with uploads of any kind: near each other and far, of one sign and of both."""
     stream = streams.torch_stream(0, "sums")
-
-    def noisy(t: Tensor) -> Tensor:
-        if not t.is_floating_point():
-            return t
-        return t + torch.rand(t.shape, generator=stream, dtype=torch.float64).to(t.dtype)
-
-    ups = [trees.transform(noisy, up) for _ in range(_PROBED)]
     shares = [1 / _PROBED] * _PROBED
     if not equal:
         drawn = torch.rand(_PROBED, generator=stream, dtype=torch.float64) + 0.1
         shares = (drawn / drawn.sum()).tolist()
     everyone = list(range(_PROBED))
     cohort = Cohort(everyone, shares, 10 * _PROBED, _PROBED, [0] * _PROBED, everyone)
-    stacked = trees.stack(ups)
-    mean = cohort.mean(stacked)
-    same = trees.stack([mean] * _PROBED)
-    server = trees.transform(noisy, algorithm.start(up.weights))
-    return _close(algorithm.aggregate(server, stacked, cohort), algorithm.aggregate(server, same, cohort))
+
+    def draw(like: Tensor, scale: float, signed: bool) -> Tensor:
+        if not like.is_floating_point():
+            return torch.randint(0, 20, like.shape, generator=stream).to(like.dtype)
+        found = torch.rand(like.shape, generator=stream, dtype=torch.float64)
+        return scale * (2 * found - 1 if signed else found).to(like.dtype)
+
+    def enough(scale: float, signed: bool) -> bool:
+        def noisy(t: Tensor) -> Tensor:
+            return t + draw(t, scale, signed)
+
+        server = algorithm.start(up.weights)  # the model that uploads are around, as clients begin with it
+        for _ in range(2):  # once from where it starts, and once from what it makes
+            stacked = trees.stack([trees.transform(noisy, up) for _ in range(_PROBED)])
+            same = trees.stack([cohort.mean(stacked)] * _PROBED)
+            made = algorithm.aggregate(server, stacked, cohort)
+            if not _close(made, algorithm.aggregate(server, same, cohort)):
+                return False
+            server = made
+        return True
+
+    return all(enough(scale, signed) for scale in _SCALES for signed in (False, True))
 
 
 def _close(a: Any, b: Any) -> bool:
@@ -107,7 +119,7 @@ def _close(a: Any, b: Any) -> bool:
         if x.shape != y.shape:
             return False
         x, y = x.double(), y.double()
-        if x.numel() and (x - y).abs().max() > _TOLERANCE * max(1.0, float(y.abs().max())):
+        if x.numel() and not (x - y).abs().max() <= _TOLERANCE * max(1.0, float(y.abs().max())):
             return False
     return True
 

@@ -2,11 +2,12 @@
 
 import secrets
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedrecall import streams, trees
+from fedrecall import contracts, streams, trees
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.algorithms.hooks import Cohort
 from fedrecall.backends.backend import Backend, Job
@@ -93,14 +94,23 @@ def walk(
     sampled: Sequence[int],
     chain_count: int,
     round_number: int,
+    seed: int | None = None,
 ) -> Dialogue[Round]:
     """One round with these clients in ``chain_count`` chains of nearly equal length.
 
-    It asks for the visits of one link at a time, whoever makes them.
+    It asks for the visits of one link at a time, whoever makes them. ``seed``: of what the server's hooks
+    may draw from torch's own streams, which else is not repeatable.
     """
-    order = list(algorithm.arrange(sampled, round_number))
+
+    def chance(hook: str) -> AbstractContextManager[None]:
+        return nullcontext() if seed is None else streams.seeded(seed, "hooks", round_number, hook)
+
+    order = contracts.order(algorithm.arrange(sampled, round_number), sampled)
     chains = [[int(k) for k in part] for part in np.array_split(order, chain_count)]
-    down = algorithm.broadcast(model, server, auxiliary)
+    with chance("broadcast"):
+        down = algorithm.broadcast(model, server, auxiliary)
+    contracts.weighted(down, "broadcast", "what travels down")
+    contracts.carries(down, "broadcast", "what travels down")
     downs = [down] * len(chains)
     visits: list[list[Visit]] = [[] for _ in chains]
     bytes_down = bytes_up = 0
@@ -112,6 +122,10 @@ def walk(
                 jobs.append(Job(g, client, round_number, downs[g], memory))
                 bytes_down += trees.size_in_bytes(downs[g])
         for job, made in zip(jobs, (yield jobs), strict=True):
+            if made.failure is None:
+                contracts.carries(made.up, "finish", "an upload")
+                contracts.weighted(made.up, "finish", "what the client sends")
+                contracts.full(made.up.weights, down.weights.params, "finish", "an upload")
             visit = _with_constants(model, made, job.down)
             visits[job.chain].append(visit)
             if visit.failure is None:
@@ -119,7 +133,8 @@ def walk(
                 memories.put(visit.client, visit.memory)
                 if link + 1 < len(chains[job.chain]):
                     downs[job.chain] = algorithm.relay(downs[job.chain], visit.up)
-    server = combine(algorithm, server, visits, population)
+    with chance("aggregate"):
+        server = combine(algorithm, server, visits, population)
     return Round(server, chains, [v for row in visits for v in row], bytes_down, bytes_up)
 
 
@@ -154,7 +169,13 @@ def combine(algorithm: FedAvg, server: Any, visits: Sequence[Sequence[Visit]], p
         chain=[g for g, *_ in kept],
         link=[link for _, link, *_ in kept],
     )
-    made = algorithm.aggregate(server, trees.stack([v.up for _, _, v, _ in kept], copy=False), cohort)
+    ups = [v.up for _, _, v, _ in kept]
+    contracts.one_form(ups)
+    with contracts.untouched(server, "aggregate", "the server's state"):
+        made = algorithm.aggregate(server, trees.stack(ups, copy=False), cohort)
+    contracts.weighted(made, "aggregate", "the server's state")
     if not trees.finite(made):
         raise Diverged("what the round's uploads make holds NaN or Inf. The last good model is kept.")
+    contracts.alike(made, server, "aggregate", "the server's state", "start")
+    contracts.full(made.weights, server.weights.params, "aggregate", "the server's state")
     return made

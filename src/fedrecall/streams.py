@@ -7,6 +7,8 @@ part cannot change it.
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -30,6 +32,23 @@ def torch_stream(seed: int, *path: int | str) -> torch.Generator:
 def numpy_stream(seed: int, *path: int | str) -> np.random.Generator:
     """A numpy generator for this path."""
     return np.random.default_rng(key(seed, *path))
+
+
+@contextmanager
+def seeded(seed: int, *path: int | str) -> Iterator[None]:
+    """Let what draws from torch's own streams inside draw this path's numbers, on the device that it uses.
+
+    Users' code does: noise in `finish`, a mixture of examples in `loss`. On a CPU the stream is as it was
+    afterwards; of a GPU's own nobody else draws here.
+    """
+    kept, drawn = torch.get_rng_state(), key(seed, *path)
+    torch.default_generator.manual_seed(drawn)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed(drawn)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(kept)
 
 
 def secret_uniforms(count: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fedrecall import trees
+from fedrecall import contracts, streams, trees
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.algorithms.hooks import Sgd
 from fedrecall.batches import Batch
@@ -93,6 +93,8 @@ class Begun(NamedTuple):
     state: State
     draws: Draws
     since: float
+    chance: int
+    """What the hooks' draws from torch's own streams are seeded with, so that they are repeatable."""
 
 
 Examples = TypeVar("Examples")
@@ -119,7 +121,8 @@ def visit(
     )
     batches = data.training_batches(begun.draws, recipe.batch_size)
     key = begun.draws.key.to(data.y.device)
-    state, losses = train(stepper(algorithm, model, begun.sgd), begun.state, begun.anchor, batches, key)
+    with streams.seeded(begun.chance, "steps"):
+        state, losses = train(stepper(algorithm, model, begun.sgd), begun.state, begun.anchor, batches, key)
     return end(algorithm, model, begun, state, losses, round_number)
 
 
@@ -140,12 +143,14 @@ def begin(
     if memory is None:
         memory = algorithm.remember(down.weights)
     data = data.numbered(client)
-    anchor = algorithm.prepare(model, down, memory, data)
+    chance = streams.key(seed, "hooks", round_number, client)
+    with streams.seeded(chance, "prepare"):
+        anchor = algorithm.prepare(model, down, memory, data)
     start = model.laid_out(trees.detached(down.weights))
     state = State(start.params, start.buffers, {n: torch.zeros_like(p) for n, p in start.params.items()})
     draws = data.draw(recipe.local_epochs, seed, round_number, client)
     sgd = recipe.sgd(round_number, len(data))
-    return Begun(client, data, memory, sgd, anchor, state, draws, since)
+    return Begun(client, data, memory, sgd, anchor, state, draws, since, chance)
 
 
 def train(
@@ -184,9 +189,12 @@ def end(
     weights = Weights({n: p.contiguous() for n, p in state.params.items()}, state.buffers)
     if not trees.finite(weights):
         return refused(sgd.steps, "the model became NaN or Inf")
-    up, memory = algorithm.finish(model, weights, begun.anchor, begun.memory, data, sgd)
-    if not trees.finite((up, memory)):
-        return refused(sgd.steps, "the upload holds NaN or Inf")
+    with streams.seeded(begun.chance, "finish"):
+        made = algorithm.finish(model, weights, begun.anchor, begun.memory, data, sgd)
+    up, memory = contracts.pair(made)
+    for what, tree in (("the upload", up), ("what the client would remember", memory)):
+        if not trees.finite(tree):
+            return refused(sgd.steps, f"{what} holds NaN or Inf")
     seconds = time.perf_counter() - begun.since
     return Visit(client, len(data), up, memory, losses.mean().item(), seconds)
 
@@ -204,13 +212,13 @@ def stepper(algorithm: FedAvg, model: Model, sgd: Sgd) -> Step:
             p.requires_grad_(True)
         student = model.student(state.buffers, key)
         with torch.enable_grad():
-            loss = algorithm.loss(student, state.params, anchor, batch)
+            loss = contracts.scalar(algorithm.loss(student, state.params, anchor, batch))
             found = torch.autograd.grad(loss, list(state.params.values()), materialize_grads=True)
         with torch.no_grad():
             for p in state.params.values():
                 p.requires_grad_(False)
             grads = algorithm.correct(dict(zip(state.params, found, strict=True)), anchor)
-            descend(state.params, grads, state.velocity, sgd)
+            descend(state.params, contracts.gradients(grads, state.params), state.velocity, sgd)
         return State(state.params, student.buffers, state.velocity), loss.detach()
 
     return take_step

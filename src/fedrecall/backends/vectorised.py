@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedrecall import trees
+from fedrecall import contracts, trees
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.algorithms.hooks import Sgd
 from fedrecall.backends.backend import Job, Work
@@ -256,10 +256,16 @@ class Vectorised:
         begun = list(group.values())
         batch_size = self.work.recipe.batch_size
         device = next(iter(begun[0].state.params.values())).device
+        for name, value in trees.others(begun[0].anchor):
+            raise UserError(
+                f"what `prepare` returns has {name} = {value!r}, which cannot be stacked for many clients: "
+                "make it a tensor, or take the serial backend, processes or ray."
+            )
         plan = Plan(begun, batch_size, self._mixing, device)
         stack = stacked(begun, batch_size, plan.axes, device)
         if not self.options.graph:
-            state, losses = local_training(self.work.algorithm, self._model, plan, stack)
+            with _nothing_drawn(device):
+                state, losses = local_training(self.work.algorithm, self._model, plan, stack)
             return _UnderWay(group, state, losses, None, stack)
         shapes = tuple((n, t.shape, t.dtype) for n, t in trees.leaves(stack))
         alike = (plan.widths, plan.sgd._replace(lr=0.0), plan.shared, shapes)
@@ -269,7 +275,8 @@ class Vectorised:
         if key not in kept:
             while len(kept) >= GRAPHS_KEPT:
                 kept.popitem(last=False)
-            kept[key] = Recorded(self.work.algorithm, self._model, plan, stack)
+            with _nothing_drawn(device):
+                kept[key] = Recorded(self.work.algorithm, self._model, plan, stack)
         kept.move_to_end(key)
         state, losses = kept[key].start(stack)
         return _UnderWay(group, state, losses, kept[key], stack)
@@ -294,11 +301,11 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Ten
     ) -> tuple[Params, Tensor, Params]:
         def objective(params: Params) -> tuple[Tensor, Params]:
             student = model.student(buffers, key)
-            loss = algorithm.loss(student, params, anchor, batch)
+            loss = contracts.scalar(algorithm.loss(student, params, anchor, batch))
             return loss, student.buffers
 
         grads, (loss, buffers) = grad_and_value(objective, has_aux=True)(params)
-        return algorithm.correct(grads, anchor), loss, buffers
+        return contracts.gradients(algorithm.correct(grads, anchor), params), loss, buffers
 
     def take_step(
         state: State, anchor: Any, parts: Iterable[tuple[slice | Tensor, Batch]], key: Tensor
@@ -339,6 +346,24 @@ def _explained() -> Iterator[None]:
             "that the vectorised backend cannot do for many clients at once: take the serial backend, "
             f"processes or ray. PyTorch says: {text[:300]}"
         ) from error
+
+
+@contextmanager
+def _nothing_drawn(device: torch.device) -> Iterator[None]:
+    """Refuse steps that draw from torch's own streams: whose numbers they get depends on who is stacked."""
+    before = _chance(device)
+    yield
+    if not all(map(torch.equal, before, _chance(device))):
+        raise UserError(
+            "the network or the algorithm draws random numbers in its steps (F.dropout, torch.randn, ...), "
+            "which the vectorised backend could not repeat: use nn.Dropout as a layer, draw in `prepare`, or "
+            "take the serial backend, processes or ray."
+        )
+
+
+def _chance(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
 def batches(plan: Plan, stack: Stack) -> Iterator[list[tuple[slice | Tensor, Batch]]]:

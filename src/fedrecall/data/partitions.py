@@ -35,6 +35,7 @@ PARTITIONS = Registry(
         "classes": "fedrecall.data.partitions:Classes",
         "exdir": "fedrecall.data.partitions:ExDir",
     },
+    base="fedrecall.data.partitions:Partition",
 )
 
 MOST_DRAWS = 1000
@@ -71,6 +72,7 @@ class Partition(ABC):
             if global_seed is None
             else self.global_owners(codes, clients, stream, global_seed)
         )
+        owner = self._checked(owner, len(found), clients)
         sizes = np.bincount(owner, minlength=clients)
         if not sizes.all():
             raise UserError(
@@ -78,6 +80,17 @@ class Partition(ABC):
                 f"({len(found)} examples): use fewer clients."
             )
         return np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
+
+    def _checked(self, owner: Any, examples: int, clients: int) -> Ints:
+        """The owners as they must be, or UserError: a user's partition may have them otherwise."""
+        whole = isinstance(owner, np.ndarray) and np.issubdtype(owner.dtype, np.integer)
+        if not whole or owner.shape != (examples,) or owner.min() < 0 or owner.max() >= clients:
+            raise UserError(
+                f"{self}: `owners` must return an array of {examples} whole numbers, for each example that "
+                f"of its client, 0 to {clients - 1}."
+            )
+        found: Ints = owner.astype(np.int64, copy=False)
+        return found
 
 
 @dataclass(frozen=True)

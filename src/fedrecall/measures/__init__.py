@@ -18,4 +18,5 @@ MEASURES = Registry(
         "chain": "fedrecall.measures.chain:Chain",
         "landscape": "fedrecall.measures.landscape:Landscape",
     },
+    base="fedrecall.measures.moment:Measure",
 )

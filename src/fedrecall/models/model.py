@@ -267,7 +267,7 @@ class Student:
         self.buffers = {n: b if n in model.constants else b.clone() for n, b in buffers.items()}
         self._given: Params | None = None
         self._cast: Params = {}
-        self._keys = {f"{name}.key" if name else "key": key for name in model._dropouts}
+        self._key, self._passes = key, 0
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """The student's logits; batch norm uses and updates the statistics of this batch."""
@@ -333,6 +333,7 @@ class Student:
     ) -> Made:
         """Run the network; running statistics that it assigned, not changed in place, are kept too."""
         state = self._state()
+        self._passes += 1
         made = run(self.model._train, self._ready(params), state, x)
         for name, old in self.buffers.items():
             new = state[name]
@@ -347,7 +348,9 @@ class Student:
         return made
 
     def _state(self) -> Params:
-        return {**self.buffers, **self._keys}
+        """Buffers, and dropout's key: another one for each pass of a step, as two passes are to differ."""
+        key = self._key + (self._passes << 33) if self._passes and self.model._dropouts else self._key
+        return {**self.buffers, **{f"{n}.key" if n else "key": key for n in self.model._dropouts}}
 
     def _ready(self, params: Params) -> Params:
         """The weights of this step as the network computes with them: cast once, however often it runs."""

@@ -1,0 +1,147 @@
+"""What an algorithm's hooks have to return: a mistake is told in a sentence that names the hook.
+
+Each check is made where the hook is called, in the first round that makes the mistake: what would be wrong
+without a word, or lost when the run is resumed, does not get further than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from fedrecall import trees
+from fedrecall.errors import UserError
+
+
+def carries(tree: Any, hook: str, what: str) -> None:
+    """Raise UserError if the tree has values that no message, file or stack of clients would carry."""
+    for path, value in trees.others(tree):
+        found = f"has {path} =" if path else "is"
+        shown = "a list" if isinstance(value, list) else repr(value)
+        raise UserError(
+            f"{what}, which `{hook}` returns, {found} {shown}: only tensors in (named) tuples and dicts "
+            "travel and are kept, so make it a tensor."
+        )
+
+
+def weighted(tree: Any, hook: str, what: str) -> None:
+    """Raise UserError unless the tree is a named tuple that has a model."""
+    if not hasattr(getattr(tree, "weights", None), "params"):
+        raise UserError(
+            f"`{hook}` returns {_kind(tree)}: it must be {what}, a named tuple with the field weights."
+        )
+
+
+def pair(made: Any, hook: str = "finish") -> tuple[Any, Any]:
+    """The two things that the hook returns, or UserError."""
+    if not isinstance(made, tuple) or hasattr(made, "_fields") or len(made) != 2:
+        raise UserError(
+            f"`{hook}` returns {_kind(made)}: it must be two things, what the client sends and what it keeps."
+        )
+    first, second = made
+    return first, second
+
+
+def alike(made: Any, before: Any, hook: str, what: str, known_from: str) -> None:
+    """Raise UserError if a tree has other tensors than its kind had at first; their sizes may differ."""
+    carries(made, hook, what)
+    found, expected = trees.arrays(made).keys(), trees.arrays(before).keys()
+    if lacking := sorted(expected - found):
+        raise UserError(f"{what}, which `{hook}` returns, lacks {lacking[0]}, which `{known_from}` gives it.")
+    if more := sorted(found - expected):
+        raise UserError(
+            f"{what}, which `{hook}` returns, has {more[0]}, which `{known_from}` does not give it: it must "
+            "have the same fields from the beginning (a tensor may have a dimension of 0 until then)."
+        )
+
+
+def full(weights: Any, model: Mapping[str, Tensor], hook: str, what: str) -> None:
+    """Raise UserError unless these weights are of all the model's parameters, in their shapes."""
+    for name, like in model.items():
+        given = weights.params.get(name)
+        if given is None:
+            raise UserError(
+                f"{what}, which `{hook}` returns, has weights without {name!r}: send all parameters, those "
+                "that shall stay as they were with their old values."
+            )
+        if given.shape != like.shape:
+            raise UserError(
+                f"{what}, which `{hook}` returns, has {name!r} of shape {list(given.shape)}, and the model's "
+                f"is {list(like.shape)}."
+            )
+
+
+def one_form(ups: Sequence[Any]) -> None:
+    """Raise UserError if uploads differ in which tensors they have or in their shapes: they are stacked."""
+    first = {n: t.shape for n, t in trees.leaves(ups[0])}
+    for up in ups[1:]:
+        other = {n: t.shape for n, t in trees.leaves(up)}
+        if other == first:
+            continue
+        name = sorted(n for n in first.keys() | other.keys() if first.get(n) != other.get(n))[0]
+        raise UserError(
+            f"clients send {name} in different forms, or some do and some do not: every upload that `finish` "
+            "returns must have the same tensors in the same shapes (zeros where a client has nothing to say)."
+        )
+
+
+def scalar(loss: Any) -> Tensor:
+    """The loss, or UserError."""
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        shape = f" of shape {list(loss.shape)}" if isinstance(loss, Tensor) else ""
+        raise UserError(
+            f"`loss` returns {_kind(loss)}{shape}: it must be one number, the batch's mean (batch.mean)."
+        )
+    return loss
+
+
+def gradients(grads: Any, params: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients, or UserError."""
+    if not isinstance(grads, dict) or grads.keys() != params.keys():
+        lacking = sorted(params.keys() - grads.keys()) if isinstance(grads, dict) else []
+        found = f"no gradient of {lacking[0]!r}" if lacking else _kind(grads)
+        raise UserError(f"`correct` returns {found}: it must be a dict with the gradient of each parameter.")
+    return grads
+
+
+def order(arranged: Any, sampled: Sequence[int]) -> list[int]:
+    """The order of the sampled clients, or UserError."""
+    try:
+        found = [int(k) for k in arranged]
+    except (TypeError, ValueError):
+        found = []
+    if not found or len(set(found)) < len(found) or not set(found) <= set(sampled):
+        raise UserError(
+            f"`arrange` returns {arranged!r}: it must be the clients that it was given, in another order."
+        )
+    return found
+
+
+def numbers(told: Any, taken: Mapping[str, Any], hook: str = "report") -> dict[str, float]:
+    """What a hook tells of the server's state as plain numbers by name, or UserError."""
+    if not isinstance(told, Mapping):
+        raise UserError(f"`{hook}` returns {_kind(told)}: it must be a dict of numbers by name.")
+    for name, value in told.items():
+        one = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+        if not one:
+            raise UserError(f"`{hook}` returns {name!r} = {_kind(value)}: it must be a number.")
+        if name in taken:
+            raise UserError(f"`{hook}` returns {name!r}, which every record has already: name it otherwise.")
+    return {str(n): v if isinstance(v, (int, float)) else v.item() for n, v in told.items()}
+
+
+@contextmanager
+def untouched(tree: Any, hook: str, what: str) -> Iterator[None]:
+    """Raise UserError if the tree's tensors are changed in place: others still look at them."""
+    versions = [(n, t, t._version) for n, t in trees.leaves(tree) if not t.is_inference()]
+    yield
+    for name, tensor, version in versions:
+        if tensor._version != version:
+            raise UserError(f"`{hook}` changes {name} of {what} in place: return new tensors instead.")
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,351 @@
+"""A hook that returns what it must not is told of in the first round; chance is the seed's alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from tests.algorithms.cases import assert_same, data, experiment
+from torch import Tensor, nn
+
+from fedrecall import config as configs
+from fedrecall import trees
+from fedrecall.algorithms.fedavg import Anchor, Down, FedAvg, Server, Up
+from fedrecall.data.partitions import IID, Partition
+from fedrecall.errors import UserError
+from fedrecall.experiment import Experiment
+from fedrecall.models.layers import KeyedDropout
+from fedrecall.models.model import Model, Weights
+from fedrecall.privacy import sums
+
+
+class WithNumber(NamedTuple):
+    weights: Weights
+    number: Any
+
+
+class Kept(NamedTuple):
+    seen: Any
+
+
+class Rounds(NamedTuple):
+    weights: Weights
+    round: Any
+
+
+class Counted(NamedTuple):
+    weights: Weights
+    counts: Tensor
+
+
+def replaced(**hooks: Any) -> type[FedAvg]:
+    """An algorithm like FedAvg but for these hooks."""
+    return dataclass(frozen=True)(type("Wrong", (FedAvg,), hooks))
+
+
+def played(algorithm: type[FedAvg], monkeypatch: Any, backend: str = "serial", **settings: Any) -> Any:
+    made = experiment("fedavg", backend=backend, **settings)
+    monkeypatch.setattr(made, "algorithm", algorithm())
+    made.server = made.algorithm.start(made.model.initial())
+    made.memories.template = made.algorithm.remember(made.model.initial())
+    return made.run()
+
+
+def finishing(up: Any) -> type[FedAvg]:
+    return replaced(
+        finish=lambda self, model, weights, anchor, memory, data, sgd: (up(weights, data.number), memory)
+    )
+
+
+def without_first(weights: Weights) -> Weights:
+    return weights._replace(params=dict(list(weights.params.items())[1:]))
+
+
+WRONG = {
+    "finish returns one thing": (
+        replaced(finish=lambda self, model, weights, *_: Up(weights)),
+        "`finish` returns a Up: it must be two things",
+    ),
+    "a number travels up": (
+        finishing(lambda weights, k: WithNumber(weights, float(k))),
+        r"an upload, which `finish` returns, has number = \d\.0: only tensors",
+    ),
+    "a list travels up": (
+        finishing(lambda weights, k: WithNumber(weights, [torch.ones(1)])),
+        "an upload, which `finish` returns, has number = a list: only tensors",
+    ),
+    "uploads of several forms": (
+        finishing(lambda weights, k: WithNumber(weights, {f"class{k}": torch.ones(1)})),
+        r"clients send number/class\d in different forms",
+    ),
+    "uploads of several shapes": (
+        finishing(lambda weights, k: WithNumber(weights, torch.ones(k + 1))),
+        "clients send number in different forms",
+    ),
+    "a part of the model": (
+        finishing(lambda weights, k: Up(without_first(weights))),
+        "an upload, which `finish` returns, has weights without",
+    ),
+    "a memory that was none": (
+        replaced(finish=lambda self, model, weights, *_: (Up(weights), Kept(torch.ones(3)))),
+        "a client's memory, which `finish` returns, has seen, which `remember` does not give it",
+    ),
+    "a memory that is lost": (
+        replaced(
+            remember=lambda self, weights: Kept(torch.ones(3)),
+            finish=lambda self, model, weights, *_: (Up(weights), Kept(None)),
+        ),
+        "a client's memory, which `finish` returns, lacks seen, which `remember` gives it",
+    ),
+    "a state that becomes a number": (
+        replaced(
+            start=lambda self, weights: Rounds(weights, torch.tensor(0)),
+            aggregate=lambda self, server, ups, cohort: Rounds(cohort.mean(ups.weights), 1),
+        ),
+        "the server's state, which `aggregate` returns, has round = 1: only tensors",
+    ),
+    "a state that grows": (
+        replaced(
+            start=lambda self, weights: Rounds(weights, ()),
+            aggregate=lambda self, server, ups, cohort: server._replace(round=(server.weights,)),
+        ),
+        "the server's state, which `aggregate` returns, has round/0/.*, which `start` does not give it",
+    ),
+    "a forgotten return": (
+        replaced(aggregate=lambda self, server, ups, cohort: None),
+        "`aggregate` returns nothing: it must be the server's state",
+    ),
+    "weights for a state": (
+        replaced(aggregate=lambda self, server, ups, cohort: cohort.mean(ups.weights)),
+        "`aggregate` returns a Weights: it must be the server's state",
+    ),
+    "a change in place": (
+        replaced(
+            aggregate=lambda self, server, ups, cohort: (
+                [server.weights.params[n].copy_(p) for n, p in cohort.mean(ups.weights).params.items()]
+                and server
+            )
+        ),
+        "`aggregate` changes weights/params/.* of the server's state in place",
+    ),
+    "no model travels down": (
+        replaced(broadcast=lambda self, model, server, auxiliary: Kept(server.weights)),
+        "`broadcast` returns a Kept: it must be what travels down",
+    ),
+    "a number travels down": (
+        replaced(broadcast=lambda self, model, server, auxiliary: WithNumber(server.weights, 3)),
+        "what travels down, which `broadcast` returns, has number = 3",
+    ),
+    "a loss for each example": (
+        replaced(loss=lambda self, model, params, anchor, batch: model(params, batch.x)[:, 0]),
+        r"`loss` returns a Tensor of shape \[\d+\]: it must be one number",
+    ),
+    "a gradient that is left out": (
+        replaced(correct=lambda self, grads, anchor: dict(list(grads.items())[1:])),
+        "`correct` returns no gradient of",
+    ),
+    "strangers in a chain": (
+        replaced(arrange=lambda self, sampled, round_number: [*sampled, 77]),
+        r"`arrange` returns \[.*77\]: it must be the clients that it was given",
+    ),
+    "a report that is no number": (
+        replaced(report=lambda self, server: {"norms": [1.0]}),
+        "`report` returns 'norms' = a list: it must be a number",
+    ),
+    "a report over what was measured": (
+        replaced(report=lambda self, server: {"accuracy": 1.0}),
+        "`report` returns 'accuracy', which every record has already",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_hook_that_returns_something_else_is_named_in_a_sentence(what, monkeypatch):
+    algorithm, said = WRONG[what]
+    with pytest.raises(UserError, match=said):
+        played(algorithm, monkeypatch, rounds=2)
+
+
+def test_a_report_may_give_tensors_of_one_number(monkeypatch):
+    told = replaced(report=lambda self, server: {"step": torch.tensor(0.5)})
+    assert played(told, monkeypatch).history[-1]["step"] == 0.5
+
+
+def test_on_the_vectorised_backend_too(monkeypatch):
+    anchored = replaced(prepare=lambda self, model, down, memory, data: WithNumber(down.weights, 2.35))
+    played(anchored, monkeypatch)  # one after another they may hold what they like
+    with pytest.raises(UserError, match=r"has number = 2\.35, which cannot be stacked"):
+        played(anchored, monkeypatch, backend="vectorised")
+    for what in ("a loss for each example", "a gradient that is left out"):
+        with pytest.raises(UserError, match=WRONG[what][1]):
+            played(WRONG[what][0], monkeypatch, backend="vectorised")
+
+
+def noise(where: str) -> type[FedAvg]:
+    """FedAvg with noise from torch's own stream in one hook."""
+
+    def shaken(weights: Weights) -> Weights:
+        return weights._replace(params={n: p + 0.1 * torch.randn_like(p) for n, p in weights.params.items()})
+
+    hooks: dict[str, Any] = {
+        "prepare": lambda self, model, down, memory, data: Anchor(shaken(down.weights)),
+        "loss": lambda self, model, params, anchor, batch: (
+            FedAvg.loss(self, model, params, anchor, batch) * (1 + torch.rand(()))
+        ),
+        "finish": lambda self, model, weights, anchor, memory, data, sgd: (Up(shaken(weights)), memory),
+        "broadcast": lambda self, model, server, auxiliary: Down(shaken(server.weights)),
+        "aggregate": lambda self, server, ups, cohort: Server(shaken(cohort.mean(ups.weights))),
+    }
+    made = {where: hooks[where]}
+    if where == "prepare":
+        made["loss"] = pulled
+    return replaced(**made)
+
+
+def pulled(self: Any, model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
+    """A loss that looks at the anchor, so that noise on it matters."""
+    apart = [(p - anchor.weights.params[n]).square().sum() for n, p in params.items()]
+    return FedAvg.loss(self, model, params, anchor, batch) + sum(apart)
+
+
+@pytest.mark.parametrize("where", ["prepare", "loss", "finish", "broadcast", "aggregate"])
+def test_what_hooks_draw_from_torchs_own_stream_follows_from_the_seed(where, monkeypatch):
+    torch.manual_seed(1)
+    one = played(noise(where), monkeypatch, rounds=2)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    two = played(noise(where), monkeypatch, rounds=2)
+    assert torch.equal(before, torch.get_rng_state())  # the user's own stream is left alone
+    assert_same(one.weights, two.weights)
+    quiet = played(FedAvg, monkeypatch, rounds=2)
+    assert not torch.equal(*(next(iter(r.weights.params.values())) for r in (one, quiet)))
+
+
+def test_clients_draw_apart_from_each_other(monkeypatch):
+    drawn: list[float] = []
+
+    def finish(self: Any, model: Any, weights: Weights, anchor: Any, memory: Any, *_: Any) -> Any:
+        drawn.append(torch.rand(()).item())
+        return Up(weights), memory
+
+    played(replaced(finish=finish), monkeypatch, rounds=2)
+    assert len(drawn) == len(set(drawn)) == 6  # three clients, two rounds
+
+
+@pytest.mark.parametrize("where", ["prepare", "finish"])
+def test_stacked_clients_draw_what_they_draw_alone(where, monkeypatch):
+    alone, stacked = (
+        played(noise(where), monkeypatch, backend=b, rounds=2) for b in ("serial", "vectorised")
+    )
+    for (name, a), (_, b) in zip(trees.leaves(alone.weights), trees.leaves(stacked.weights), strict=True):
+        assert torch.allclose(a, b, atol=1e-9), name
+
+
+def test_steps_that_draw_are_refused_where_clients_are_stacked(monkeypatch):
+    with pytest.raises(UserError, match="draws random numbers in its steps"):
+        played(noise("loss"), monkeypatch, backend="vectorised")
+
+
+def test_two_passes_of_one_step_drop_other_units():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 64), KeyedDropout(0.5, salt=1), nn.Linear(64, 3))
+    model, x = Model(module), torch.ones(4, 1, 4, 4)
+    weights = model.initial()
+    student = model.student(weights.buffers, torch.tensor(5))
+    first, second = student(weights.params, x), student(weights.params, x)
+    assert not torch.equal(first, second)
+    again = model.student(weights.buffers, torch.tensor(5))
+    assert torch.equal(first, again(weights.params, x))
+    assert torch.equal(second, again(weights.params, x))
+
+
+@dataclass(frozen=True)
+class Sharing(Partition):
+    """Whatever owners it is told to give."""
+
+    how: str = "short"
+
+    def owners(self, labels: Any, clients: int, rng: Any) -> Any:
+        even = np.arange(len(labels)) % clients
+        return {
+            "short": even[:-1],
+            "many": np.where(np.arange(len(labels)) == 3, clients, even),
+            "negative": np.where(np.arange(len(labels)) == 3, -1, even),
+            "fractions": even.astype(float),
+            "list": [np.flatnonzero(even == k) for k in range(clients)],
+        }[self.how]
+
+
+@pytest.mark.parametrize("how", ["short", "many", "negative", "fractions", "list"])
+def test_a_partition_that_gives_no_owners_is_refused(how):
+    with pytest.raises(UserError, match=r"`owners` must return an array of 20 whole numbers.* 0 to 3"):
+        Sharing(how).split(np.arange(20) % 2, 4, 0)
+
+
+def test_any_whole_numbers_will_do_as_owners():
+    @dataclass(frozen=True)
+    class Small(IID):
+        def owners(self, labels: Any, clients: int, rng: Any) -> Any:
+            return super().owners(labels, clients, rng).astype(np.uint8)
+
+    assert sum(map(len, Small().split(np.arange(20) % 2, 4, 0))) == 20
+
+
+@pytest.mark.parametrize(("setting", "base"), [("partition", "Partition"), ("measures", "Measure")])
+def test_a_class_of_another_kind_is_refused(setting, base, tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Bare:\n    every: int = 1\n"
+    )
+    named: Any = f"{file}:Bare"
+    given = {setting: [named] if setting == "measures" else named}
+    with pytest.raises(UserError, match=rf"does not derive from fedrecall\..*\.{base}\."):
+        Experiment(configs.make({"clients": 6, **given}), dataset=data())
+
+
+def test_a_measure_that_no_record_holds_is_told_by_name(tmp_path):
+    file = tmp_path / "measure.py"
+    file.write_text(
+        "from dataclasses import dataclass\n\nimport numpy as np\n\n"
+        "from fedrecall.measures.moment import Measure\n\n\n@dataclass(frozen=True)\nclass Arrays(Measure):\n"
+        "    def __call__(self, moment):\n        return {'sizes': np.ones(2)}\n"
+    )
+    with pytest.raises(UserError, match=r"measure .*Arrays returns what no record can hold .*\.tolist\(\)"):
+        experiment("fedavg", measures=[f"{file}:Arrays"]).run()
+
+
+def test_a_server_that_looks_at_single_uploads_is_found_out_whatever_they_are():
+    """FedExP's step is 1 for uploads of one sign, clipping does nothing to short ones, counts are whole."""
+
+    def longest(self: Any, server: Any, ups: Any, cohort: Any) -> Any:
+        moved = {n: w - server.weights.params[n] for n, w in ups.weights.params.items()}
+        each = sum(m.flatten(1).square().sum(1) for m in moved.values())
+        mean = cohort.mean(moved)
+        step = max(1.0, float(each.mean() / (2 * sum(m.square().sum() for m in mean.values()) + 1e-6)))
+        params = {n: w + step * mean[n] for n, w in server.weights.params.items()}
+        return server._replace(weights=server.weights._replace(params=params))
+
+    def clipped(self: Any, server: Any, ups: Any, cohort: Any) -> Any:
+        moved = {n: w - server.weights.params[n] for n, w in ups.weights.params.items()}
+        length = sum(m.flatten(1).square().sum(1) for m in moved.values()).sqrt()
+        shares = [s * min(1.0, 100 / max(float(a), 1e-9)) for s, a in zip(cohort.shares, length, strict=True)]
+        mean = cohort.mean(moved, shares)
+        params = {n: w + mean[n] for n, w in server.weights.params.items()}
+        return server._replace(weights=server.weights._replace(params=params))
+
+    def counting(self: Any, server: Any, ups: Any, cohort: Any) -> Any:
+        share = ups.counts / ups.counts.sum()
+        return server._replace(weights=cohort.mean(ups.weights, share.tolist()))
+
+    assert not sums(replaced(aggregate=longest)())
+    assert not sums(replaced(aggregate=clipped)())
+    by_counts = replaced(
+        finish=lambda self, model, weights, anchor, memory, data, sgd: (
+            Counted(weights, torch.tensor(len(data))),
+            memory,
+        ),
+        aggregate=counting,
+    )
+    assert not sums(by_counts())
