@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from fedrecall import config as configs
-from fedrecall import files, secrecy, specs, trees
+from fedrecall import files, provenance, secrecy, specs, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.data.augmentation import default_for
@@ -224,8 +224,14 @@ class Run:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set that the config names; a UserError says where it is looked for."""
-        return load(self.settings.dataset, root=self._data_root)
+        """The data set that the config names, if it is what the run was begun on.
+
+        A UserError says where it is looked for, or that it is not.
+        """
+        found = load(self.settings.dataset, root=self._data_root)
+        remedy = "bring the run's own data back, or name their folder with --data-root."
+        provenance.check_data(self.path, self._starts, provenance.facts(found), remedy)
+        return found
 
     def checkpoint(self, round_number: int | None = None) -> Checkpoint:
         """The newest checkpoint, or that of a round; only the last two rounds' are kept."""
@@ -246,8 +252,15 @@ class Run:
 
     @cached_property
     def model(self) -> Model:
-        """The network's structure."""
-        return make_model(self.settings, self.inputs, ALGORITHMS.make(self.settings.algorithm))
+        """The network's structure, of the code that the run was begun with."""
+        found = make_model(self.settings, self.inputs, ALGORITHMS.make(self.settings.algorithm))
+        provenance.check_code(self.path, self._starts, provenance.code(configs.what(self.settings)), "")
+        return found
+
+    @property
+    def _starts(self) -> list[dict[str, Any]]:
+        """What every start noted of its data and code, as `provenance` checks it."""
+        return provenance.starts(self.path / "made.json")
 
     def trained(self, round_number: int | None = None) -> Trained:
         """The global model after the last saved round, or after this one, to be used."""
