@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 from tests.data.test_datasets import mirror
-from tests.reports.synthetic import write
+from tests.reports.synthetic import AGREED, of_nodes, write
 from typer.testing import CliRunner
 
 import fedrecall
@@ -151,6 +151,17 @@ def test_watch_draws_a_panel_on_a_terminal(runs):
     assert f"{last['accuracy']:.2%}" in said
     assert f"{last['forgetting']:.3f}" in said
     assert max(map(len, said.splitlines())) <= 80
+
+
+def test_watch_calls_a_federation_by_what_its_nodes_hold(tmp_path):
+    run = watch.Follower(Run(of_nodes(tmp_path / "run", AGREED)))
+    run.look()
+    console = Console(file=io.StringIO(), width=120)
+    console.print(watch.view(run, 120))
+    shown = console.file.getvalue()
+    assert "on nodes' data (1x8x8, 3 classes, 150 examples, digest" in shown
+    assert "5 clients, seed 0" in " ".join(shown.replace("│", "").split())
+    assert "shards" not in shown
 
 
 def test_watch_holds_no_lock_and_writes_nothing(runs):

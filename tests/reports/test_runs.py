@@ -3,7 +3,7 @@ import shutil
 
 import numpy as np
 import pytest
-from tests.reports.synthetic import MADE, write
+from tests.reports.synthetic import AGREED, MADE, of_nodes, write
 
 import fedrecall
 from fedrecall import trees
@@ -218,3 +218,46 @@ def test_numbers_that_are_equal_are_one_setting(tmp_path):
     (tmp_path / "a" / "config.json").write_text(json.dumps(first))
     (group,) = arrange(open_runs([tmp_path]))
     assert group.seeds == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"secure": "masks"}, "secure=masks"),
+        ({"shape": [3, 8, 8]}, "nodes' data (3x8x8, 3 classes, 150 examples"),
+        ({"class_names": ["a", "b", "d"]}, "nodes' data (1x8x8, 3 classes, 150 examples"),
+        ({"columns": ["x"]}, "nodes' data (1x8x8, 3 classes, 150 examples"),
+        ({"statistics": "0a1b2c3e"}, "nodes' data (1x8x8, 3 classes, 150 examples"),
+        ({"examples": [100, 51]}, "nodes' data (1x8x8, 3 classes, 151 examples"),
+        ({"examples": None}, "nodes' data (1x8x8, 3 classes, digest"),
+    ],
+)
+def test_federations_over_other_data_are_other_experiments(tmp_path, other, said):
+    of_nodes(tmp_path / "a", AGREED)
+    of_nodes(tmp_path / "b", AGREED, seed=1)
+    of_nodes(tmp_path / "c", {**AGREED, **other})
+    one, two = arrange(open_runs([tmp_path]))
+    assert (one.seeds, two.seeds) == ([0, 1], [0])
+    assert said in two.setup
+    assert one.setup != two.setup
+    assert not one.left_out
+    assert not two.left_out
+
+
+def test_federations_of_earlier_versions_are_told_apart_by_what_they_noted(tmp_path):
+    early = {"classes": ["a", "b", "c"], "mean": [0.5], "std": [0.25]}
+    of_nodes(tmp_path / "a", early)
+    of_nodes(tmp_path / "b", early, seed=1)
+    of_nodes(tmp_path / "c", {**early, "mean": [0.4]}, seed=1)
+    of_nodes(tmp_path / "d", {})
+    assert [g.seeds for g in arrange(open_runs([tmp_path]))] == [[0, 1], [1], [0]]
+    (tmp_path / "d" / "federation.json").write_text("[]")
+    with pytest.raises(UserError, match="does not say what the nodes agreed on"):
+        arrange(open_runs([tmp_path]))
+
+
+def test_classes_have_their_names_where_nobody_knows_who_holds_what(tmp_path):
+    of_nodes(tmp_path / "run", AGREED)
+    inputs = {"shape": [1, 8, 8], "class_names": ["cat", "dog", "eel"], "mean": [0.5], "std": [0.5]}
+    (tmp_path / "run" / "inputs.json").write_text(json.dumps({**inputs, "columns": []}))
+    assert Run(tmp_path / "run").class_names == ["cat", "dog", "eel"]

@@ -23,7 +23,14 @@ from fedrecall.records import scalars
 from fedrecall.reports import charts
 from fedrecall.reports.charts import Interval, Line, heat, lines, scroller, table
 from fedrecall.reports.markup import Html, tag, text
-from fedrecall.reports.runs import Group, Run, arrange, from_files, left_out, unfinished
+from fedrecall.reports.runs import (
+    Group,
+    Run,
+    arrange,
+    from_files,
+    left_out,
+    unfinished,
+)
 from fedrecall.reports.statistics import ENOUGH, WILCOXON, Difference, paired_difference, summary
 
 MOST_CELLS = 40_000
@@ -190,7 +197,7 @@ def _section(name: str, note: str, *parts: Html) -> Html:
 
 def _title(page: Page) -> str:
     names = list(dict.fromkeys(g.algorithm.split()[0] for g in page.groups))
-    data = list(dict.fromkeys(str(run.config["dataset"]["name"]) for run in page.runs))
+    data = list(dict.fromkeys(run.data_name for run in page.runs))
     shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
     return f"{shown} on {' and '.join(data)}"
 
@@ -279,7 +286,7 @@ def _federations(page: Page) -> Html:
     order = []
     for same in users.values():
         c = same[0].config
-        setup = f"{c['dataset']['name']}, {_spec(c['partition'])}, {c['clients']} clients"
+        setup = f"{same[0].data_name}, {_spec(c['partition'])}, {c['clients']} clients"
         seen[setup] = seen.get(setup, 0) + 1
         order.append((seen[setup], f"{setup}: {', '.join(run.name for run in same)}", same[0]))
     order.sort(key=lambda entry: entry[0])

@@ -31,6 +31,8 @@ class Follower:
     def __init__(self, run: Run):
         self.path = run.path
         self.name = printable(run.name)
+        self.data = run.data_name
+        self.divided = run.agreed is None  # else the nodes hold what they hold
         self.config = run.config
         self.records: list[dict[str, Any]] = []
         self._seen: tuple[int, int, int] | None = None
@@ -98,8 +100,8 @@ def view(run: Follower, width: int) -> Panel:
     done = records[-1]["round"] if records else 0
     algorithm = config["algorithm"]
     options = ", ".join(f"{k} {v}" for k, v in algorithm.items() if k != "name")
-    setup = f"{config['dataset']['name']}, {config['partition']['name']}, {config['clients']} clients, "
-    setup += f"seed {config['seed']}"
+    divided = f"{config['partition']['name']}, " if run.divided else ""
+    setup = f"{run.data}, {divided}{config['clients']} clients, seed {config['seed']}"
     left = run.left
     parts: list[RenderableType] = [
         Text(printable(f"{algorithm['name']}{f' ({options})' if options else ''} on {setup}"), "bold"),
