@@ -371,3 +371,15 @@ def test_a_federation_is_not_called_by_where_its_class_lies(tmp_path):
     )
     assert "fedavg (secure=masks)" in page
     assert "Twice" not in page
+
+
+def test_an_accuracy_of_a_part_of_the_nodes_is_not_of_the_whole_test_split(tmp_path):
+    assert "On the whole test split" in build(open_runs([write(tmp_path / "all")]))
+    path = of_nodes(tmp_path / "run", AGREED) / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for number in (5, 6):
+        records[number - 1]["untested"] = [f"client 2, evaluation of round {number}: gone"]
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    page = build(open_runs([tmp_path / "run"]))
+    assert "run was tested without client 2 in rounds 5 to 6." in page
+    assert "On the whole test split" not in page

@@ -10,7 +10,7 @@ from fedrecall import trees
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import accuracy, evaluate
 from fedrecall.reports.report import build
-from fedrecall.reports.runs import Run, arrange, open_runs, value
+from fedrecall.reports.runs import Run, arrange, open_runs, partly_tested, value
 
 SMALL = {
     "dataset": "synthetic:4,train=200,test=60",
@@ -261,3 +261,14 @@ def test_classes_have_their_names_where_nobody_knows_who_holds_what(tmp_path):
     inputs = {"shape": [1, 8, 8], "class_names": ["cat", "dog", "eel"], "mean": [0.5], "std": [0.5]}
     (tmp_path / "run" / "inputs.json").write_text(json.dumps({**inputs, "columns": []}))
     assert Run(tmp_path / "run").class_names == ["cat", "dog", "eel"]
+
+
+def test_what_a_run_was_tested_without_is_said(tmp_path):
+    path = write(tmp_path / "run", rounds=9, evaluate_every=1) / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for number, clients in {2: [1], 3: [1], 4: [1, 0], 9: [1]}.items():
+        records[number - 1]["untested"] = [f"client {k}, evaluation of round {number}: gone" for k in clients]
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    assert partly_tested(open_runs([tmp_path])) == [
+        "run was tested without client 1 in rounds 2 to 4 and 9, client 0 in round 4"
+    ]

@@ -29,6 +29,7 @@ from fedrecall.reports.runs import (
     arrange,
     from_files,
     left_out,
+    partly_tested,
     unfinished,
 )
 from fedrecall.reports.statistics import ENOUGH, WILCOXON, Difference, paired_difference, summary
@@ -134,7 +135,8 @@ def _has_rounds(run: Run) -> bool:
 def _sections(page: Page) -> Iterator[tuple[str, Html]]:
     yield "Results", _section("Results", "", _results(page))
     yield "Federation", _section("Federation", "Who holds what.", _federations(page))
-    yield "Accuracy", _section("Accuracy", "On the whole test split.", *_accuracy(page))
+    whole = "" if partly_tested(page.runs) else "On the whole test split."
+    yield "Accuracy", _section("Accuracy", whole, *_accuracy(page))
     yield (
         "Forgetting",
         _section(
@@ -211,6 +213,7 @@ def _header(page: Page, title: str) -> Html:
     warnings += [
         ("Not finished: ", f"{run.name} has no evaluated round yet and is left out.") for run in page.idle
     ]
+    warnings += [("Tested in part: ", f"{w}.") for w in partly_tested(page.runs)]
     warnings += [("Twice: ", f"{w}.") for w in left_out(page.groups)]
     return tag(
         "header",

@@ -46,6 +46,8 @@ AGREED = "federation.json"
 """The run folder's file with what the nodes of a federation agreed on; no other run has one."""
 NODES = "nodes' data"
 """Key in the data set of `Run.complete` for what tells a federation's data from another's."""
+MOST_UNTESTED = 5
+"""Nodes that a sentence names without which a run was tested."""
 LEVELS = 3
 """How many folders down runs are found: `reproduce` makes runs/reproduction/EXPERIMENT/seed0."""
 
@@ -440,6 +442,35 @@ def left_out(groups: Iterable[Group]) -> list[str]:
         for group in groups
         for run, kept in group.left_out
     ]
+
+
+def partly_tested(runs: Iterable[Run]) -> list[str]:
+    """A sentence for every run some of whose rounds were tested without a node of its federation."""
+    said = []
+    for run in runs:
+        without: dict[str, list[int]] = {}
+        for place, record in enumerate(run.evaluated):
+            for why in record.get("untested", ()):
+                without.setdefault(str(why).partition(",")[0], []).append(place)
+        shown = [f"{who} in {_spans(run.rounds, places)}" for who, places in without.items()]
+        if len(shown) > MOST_UNTESTED:
+            shown[MOST_UNTESTED:] = [f"{len(shown) - MOST_UNTESTED} others"]
+        if shown:
+            said.append(f"{run.name} was tested without {', '.join(shown)}")
+    return said
+
+
+def _spans(rounds: np.ndarray, places: Sequence[int]) -> str:
+    """``rounds 5 to 6 and 9``: of the evaluated rounds those at these places."""
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and place == runs[-1][-1] + 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    spans = [str(rounds[r[0]]) + (f" to {rounds[r[-1]]}" if len(r) > 1 else "") for r in runs]
+    last = " and ".join(filter(None, (", ".join(spans[:-1]), spans[-1])))
+    return f"round{'s' if len(places) > 1 else ''} {last}"
 
 
 def value(config: dict[str, Any], key: str) -> Any:
