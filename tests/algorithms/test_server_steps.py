@@ -79,6 +79,16 @@ def test_recoil_by_a_plain_loop():
         )
 
 
+def test_steps_that_underflow_leave_the_direction_as_it_is():
+    run = Federated(quadratic(FedNova)(recoil=True), recipe(3, 0.02))
+    run.play([0, 1])
+    before, w = [run.memory(k) for k in (0, 1)], run.w
+    run.backend = Federated(quadratic(FedNova)(recoil=True), recipe(3, 1e-310)).backend
+    assert [v.failure for v in run.play([0, 1]).visits] == [None, None]
+    assert [run.memory(k) for k in (0, 1)] == before
+    assert run.w == w
+
+
 def test_recoil_begins_with_the_second_visit():
     settings = {"rounds": 1, "sample": 6}
     plain, recoiling = (experiment(a, **settings).run().weights for a in ("fednova", "fednova:recoil=true"))
