@@ -12,7 +12,7 @@ from tests.reports.synthetic import AGREED, of_nodes, write
 from typer.testing import CliRunner
 
 import fedrecall
-from fedrecall.cli import app
+from fedrecall.cli import app, progress
 from fedrecall.cli.commands import watch
 from fedrecall.errors import UserError
 from fedrecall.reports.runs import Run
@@ -174,6 +174,19 @@ def test_time_left_is_the_pace_of_the_last_rounds(tmp_path):
     run = watch.Follower(Run(write(tmp_path / "run", rounds=10, played=4)))
     run.look()
     assert run.left == pytest.approx(6 * (2.0 + 0.5 + 0.25))
+
+
+def test_a_rounds_seconds_are_all_that_it_took_wherever_they_are_shown():
+    seconds = {
+        "train": 1.0,
+        "clients": [1.0],
+        "evaluate": 0.5,
+        "measures": {"alignment": 10.0},
+        "memories": 0.1,
+    }
+    record = {"round": 1, "failures": [], "seconds": seconds}
+    assert progress.seconds(record) == pytest.approx(11.6)
+    assert progress.line(record) == "11.60 s/round"
 
 
 def test_a_sparkline_is_the_mean_of_what_it_stands_for():
