@@ -79,6 +79,7 @@ def test_a_spec_becomes_an_instance_and_back(spec, expected):
         ("thing:mode=c", "one of a, b"),
         ("thing:shar=1", "has no 'shar'; did you mean 'share'?"),
         ("thing:mode=a,0.5", "comes after a key=value"),
+        ("thing:0.5,share=0.7", "'thing:0.5,share=0.7' says share twice"),
         ("thing:1,1,a,no,x,y", "takes at most 5 values"),
         ("needy", "needs 'must'"),
         ({"share": 1}, "needs a 'name'"),
@@ -140,3 +141,10 @@ def test_a_class_that_is_none_of_the_kind_is_said_so(tmp_path):
         UserError, match=r"thing .*mine\.py:Other does not derive from fedrecall\.specs\.Range"
     ):
         registry.make(f"{file}:Other")
+
+
+def test_numbers_that_differ_are_written_differently():
+    for value, written in ((0.1, "0.1"), (1.0, "1"), (1e-05, "1e-05"), (1e-05 + 1e-12, "1.0000001e-05")):
+        assert specs.word(value) == written
+        assert float(specs.word(value)) == value
+    assert specs.word([0.5, 1 / 3]) == "0.5+0.3333333333333333"

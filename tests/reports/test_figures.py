@@ -360,8 +360,10 @@ def test_settings_that_are_not_swept_make_lines_of_their_own(tmp_path, out):
 
 
 def test_two_experiments_are_not_one_point(tmp_path, out):
-    write(tmp_path / "a", model="mlp", training={"lr": 0.1})
-    write(tmp_path / "b", model="mlp", training={"lr": 0.1 + 1e-9})
+    for name, noise in (("a", 1), ("b", 2)):  # a class that is gone is called by its name alone
+        path = write(tmp_path / name, model="mlp") / "config.json"
+        gone = {"dataset": {"name": "gone.py:Mine", "noise": noise}}
+        path.write_text(json.dumps(json.loads(path.read_text()) | gone))
     with pytest.raises(UserError, match=r"two experiments .*local_epochs = 5 of 'fedavg'"):
         draw("fedssd/fig9", [tmp_path], out)
 

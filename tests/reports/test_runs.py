@@ -272,3 +272,12 @@ def test_what_a_run_was_tested_without_is_said(tmp_path):
     assert partly_tested(open_runs([tmp_path])) == [
         "run was tested without client 1 in rounds 2 to 4 and 9, client 0 in round 4"
     ]
+
+
+def test_experiments_whose_numbers_differ_late_have_names_of_their_own(tmp_path):
+    for name, lr in (("a", 1e-5), ("b", 1e-5 + 1e-12)):
+        write(tmp_path / name, training={"lr": lr})
+    assert [g.label for g in arrange(open_runs([tmp_path]))] == [
+        "fedavg (lr=1e-05)",
+        "fedavg (lr=1.0000001e-05)",
+    ]
