@@ -22,6 +22,7 @@ from fedrecall.models.networks import MODELS
 from fedrecall.papers import table
 from fedrecall.reports.figures import FIGURES, draw
 from fedrecall.reports.figures.figure import heat, legend_below, page
+from fedrecall.reports.figures.replayed import stages
 from fedrecall.reports.figures.sequential import SequentialForgetting
 from fedrecall.reports.gallery import PICTURES, RUNS
 from fedrecall.reports.replay import stage
@@ -265,6 +266,21 @@ def test_maps(runs, out):
     models = draw("fedntd/fig21:clients=1,examples=10", runs("fedavg-0"), out).data["models"]
     assert list(models) == ["global", "fedavg 0", "fedntd 0"]
     assert draw("fedntd/fig20:clients=2,examples=8,shown=1", runs("fedavg-0"), out).files[0].exists()
+
+
+def test_algorithms_that_change_the_network_are_replayed_with_theirs(runs, out):
+    figure = "fedntd/fig21:clients=1,examples=10,algorithms=fedavg"
+    models = draw(f"{figure}+fedalign+moon", runs("fedavg-0"), out).data["models"]
+    assert list(models) == ["global", "fedavg 0", "fedalign 0", "moon 0"]
+    with pytest.raises(UserError, match=r"moon trains another network than that of .*fedavg-0: leave it out"):
+        draw(f"{figure}+moon:projection=8", runs("fedavg-0"), out)
+
+
+def test_an_algorithm_is_replayed_with_the_settings_that_are_named(runs):
+    (run,) = map(Run, runs("beta-3"))
+    made = stages(run, ("fedntd", "fedntd:beta=3"), 0)
+    assert [at.algorithm.beta for at in made.values()] == [ALGORITHMS.make("fedntd").beta, 3]
+    assert made["fedntd"].server is not made["fedntd:beta=3"].server
 
 
 def test_special_confusion_and_confusion_matrices(runs, out):
