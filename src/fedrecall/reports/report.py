@@ -585,10 +585,10 @@ def _comparison(page: Page) -> list[Html]:
         )
     caution = tag(
         "p",
-        "With few seeds bootstrap intervals are too narrow: of 3 pairs a nominal 95 % interval holds the "
-        "true mean in about 74 % of cases, of 5 in 87 %, of 10 in 92 %. A p-value is given from "
-        f"{ENOUGH} pairs on, by the test named beside it ({WILCOXON}), and is not corrected for how many "
-        "comparisons there are.",
+        "With few seeds bootstrap intervals are too narrow: of 2 pairs they are just the two values, of 3 a "
+        "nominal 95 % interval holds the true mean in about 74 % of cases, of 5 in 87 %, of 10 in 92 %. A "
+        f"p-value is given from {ENOUGH} pairs on, by the test named beside it ({WILCOXON}), and is not "
+        "corrected for how many comparisons there are.",
         class_="wide",
     )
     return [*drawn, caution] if drawn else []
