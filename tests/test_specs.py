@@ -1,5 +1,6 @@
 """Names and values from outside become checked instances, or one sentence that helps."""
 
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -104,6 +105,18 @@ def test_a_users_own_file_is_loaded_once_and_named_in_the_spec(tmp_path):
     assert made.x == 3
     assert REGISTRY.spec(made) == {"name": f"{file}:Mine", "x": 3}
     assert type(REGISTRY.make(REGISTRY.spec(made))) is type(made)
+
+
+def test_a_users_file_may_import_what_lies_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    name = f"beside_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text("AT_MOST = 7\ndef twice(x): return 2 * x\n")
+    (tmp_path / "own.py").write_text(
+        f"from dataclasses import dataclass\nfrom {name} import AT_MOST\n\n"
+        f"@dataclass(frozen=True)\nclass Own:\n    most: int = AT_MOST\n"
+        f"    def later(self):\n        import {name}\n        return {name}.twice(self.most)\n"
+    )
+    assert REGISTRY.make(f"{tmp_path / 'own.py'}:Own").later() == 14
 
 
 def test_a_users_broken_file_is_their_error_not_ours(tmp_path):

@@ -479,8 +479,13 @@ def _load_file(path: Path, kind: str) -> types.ModuleType:
 
 
 def load_source(path: Path, source: bytes, kind: str) -> types.ModuleType:
-    """The module of a user's file with this content, which may lie on another machine."""
+    """The module of a user's file with this content, which may lie on another machine.
+
+    It may import what lies beside it, after what is installed.
+    """
     if path not in _loaded_files:
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))
         name = f"fedrecall_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
