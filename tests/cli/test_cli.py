@@ -381,6 +381,26 @@ def test_show_says_what_protects_an_upload(name, noise, summing, call):
     assert ("examples" in said["secure aggregation"]) == (name in ("fedntd", "fedseq"))
 
 
+def test_show_of_a_network_of_ones_own_says_how_it_is_called(call, tmp_path):
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\nclass Net(nn.Module):\n    '''A line.'''\n"
+        "    def __init__(self, classes, width=8):\n        super().__init__()\n"
+    )
+    code, out, _ = call("show", "model", f"{tmp_path}/net.py:Net")
+    assert code == 0
+    assert "A line." in out
+    assert "called as Net(classes, width=8)" in out
+    code, _, err = call("show", "model", f"{tmp_path}/net.py:Nett")
+    assert code == 2
+    assert "did you mean 'Net'?" in err
+
+
+def test_partition_of_one_client(call):
+    code, out, _ = call("partition", "--dataset", "digits", "--clients", "1", "--partition", "iid")
+    assert code == 0
+    assert "1438" in out
+
+
 def test_partition_draws_saves_and_pictures(call, tmp_path):
     from fedrecall.data import partitions
 
