@@ -213,7 +213,7 @@ class Experiment:
             break
         else:
             self._check_nothing_is_lost(folder, recorded, refused)
-        kept = whole(folder.rewind(played), folder.path / "metrics.jsonl")
+        kept = whole(folder.rewind(played, recorded), folder.path / "metrics.jsonl")
         if len(kept) != played:
             raise UserError(f"{folder.path}/metrics.jsonl lacks rounds before round {played}.")
         for record in kept:
