@@ -18,7 +18,16 @@ def test_the_effective_config_makes_itself_again():
 
 @pytest.mark.parametrize(
     ("sample", "clients", "expected"),
-    [(0.1, 100, 10), (0.001, 100, 1), (7, 100, 7), (1, 5, 1), (1.0, 5, 5), (3.0, 5, 3)],
+    [
+        (0.1, 100, 10),
+        (0.29, 100, 29),
+        (0.36, 10, 4),
+        (0.001, 100, 1),
+        (7, 100, 7),
+        (1, 5, 1),
+        (1.0, 5, 5),
+        (3.0, 5, 3),
+    ],
 )
 def test_a_share_below_one_and_a_count_above(sample, clients, expected):
     direct = Config(sample=sample, clients=clients)

@@ -319,6 +319,11 @@ def test_measures_are_recorded_with_their_cost():
     assert last["seconds"]["measures"]["locals"] > 0
 
 
+def test_a_measure_that_skips_rounds_is_taken_after_the_last():
+    history = Experiment(config(measures=["locals:2"], rounds=3)).run().history
+    assert [r["round"] for r in history if "measures" in r] == [2, 3]
+
+
 def test_exploding_clients_stop_the_run_if_all_fail_and_the_last_good_model_stays(tmp_path):
     Experiment(config(rounds=1), tmp_path / "run").run()
     exploding = config(**{"training.lr": 1e30, "algorithm": "fedavg"})

@@ -120,6 +120,23 @@ def play(folder, algorithm, rounds, **settings):
 
 
 @pytest.mark.parametrize("which", ["the file", "what it imports"])
+def test_a_model_is_not_used_with_other_code(which, home, tmp_path):
+    folder, helper, anew = home
+    edited = helper if which == "what it imports" else folder / "mine.py"
+    play(tmp_path / "run", f"{folder / 'mine.py'}:Mine", 1)
+    source = edited.read_text()
+    anew()
+    fedrecall.trained(tmp_path / "run")
+    edited.write_text(source.replace("1.0", "2.0"))
+    anew()
+    with pytest.raises(UserError, match=r"begun with other code than mine.py:Mine has now: put that back\."):
+        fedrecall.trained(tmp_path / "run")
+    edited.write_text(source)
+    anew()
+    fedrecall.trained(tmp_path / "run")
+
+
+@pytest.mark.parametrize("which", ["the file", "what it imports"])
 def test_a_run_is_not_gone_on_with_by_other_code(which, home, tmp_path):
     folder, helper, anew = home
     mine, edited = folder / "mine.py", helper if which == "what it imports" else folder / "mine.py"

@@ -169,6 +169,19 @@ def test_records_are_appended_read_and_rewound(folder):
     assert [r["round"] for r in folder.metrics()] == [1, 2]
 
 
+def test_a_record_is_amended_without_reading_the_others(folder):
+    folder.path.mkdir()
+    path = folder.path / "metrics.jsonl"
+    for number in (1, 2):
+        path.write_text("".join(f'{{ "round" : {n} }}\n' for n in range(1, number)))
+        folder.append({"round": number})
+        folder.amend({"round": number, "accuracy": 0.5})
+        first = '{ "round" : 1 }\n' if number == 2 else ""  # as it was, byte for byte
+        assert path.read_text() == first + f'{{"round":{number},"accuracy":0.5}}\n'
+    with pytest.raises(AssertionError):
+        folder.amend({"round": 1})
+
+
 def test_a_line_cut_short_at_the_end_is_left_out_and_elsewhere_refused(tmp_path):
     path = tmp_path / "metrics.jsonl"
     whole = json.dumps({"round": 1})

@@ -50,6 +50,8 @@ def service(monkeypatch):
         told: ClassVar[list] = []
         closed: ClassVar[int] = 0
         fails_at: ClassVar[int | None] = None
+        keeps: ClassVar[bool] = False
+        """Whether a log goes on where it ended."""
 
         def open(self, name, folder, config):
             Pocket.told.append(("open", name, config["seed"]))
@@ -62,7 +64,8 @@ def service(monkeypatch):
             def close():
                 Pocket.closed += 1
 
-            return sinks.Log(write, close, complete=False)
+            complete = Pocket.keeps and len(Pocket.told) > 1
+            return sinks.Log(write, close, complete=complete)
 
     module.Pocket = Pocket
     monkeypatch.setitem(sinks.SINKS.entries, "pocket", "pocket:Pocket")
@@ -112,6 +115,33 @@ def test_sinks_may_change_when_a_run_goes_on_and_hear_what_they_missed(tmp_path,
     fedrecall.run(tmp_path, **{**SMALL, "rounds": 2})
     fedrecall.run(tmp_path, resume=True, sinks=["pocket"], **SMALL)
     assert [step for step, *_ in service.told[1:]] == [1, 2, 3]
+
+
+def test_a_log_that_goes_on_is_told_the_last_round_again_and_no_other(tmp_path, service):
+    """It may not have been told of it, and the round may have been evaluated since."""
+    service.keeps = True
+    fedrecall.run(tmp_path, sinks=["pocket"], **{**SMALL, "rounds": 2})
+    fedrecall.run(tmp_path, resume=True, sinks=["pocket"], **SMALL)
+    assert [step for step, *_ in service.told] == ["open", 1, 2, "open", 2, 3]
+
+
+def test_a_round_that_was_saved_and_not_told_of_is_told_of_later(tmp_path, service):
+    class Stop:
+        def begin(self, config, history): ...
+
+        def record(self, record):
+            if record["round"] == 2:
+                raise KeyboardInterrupt
+
+        def end(self): ...
+
+    service.keeps = True
+    settings = {**SMALL, "evaluate_every": 3}
+    with pytest.raises(KeyboardInterrupt):
+        fedrecall.run(tmp_path, sinks=[Stop(), "pocket"], **settings)
+    last = fedrecall.run(tmp_path, resume=True, sinks=["pocket"], **{**settings, "rounds": 2}).history[-1]
+    assert [step for step, *_ in service.told] == ["open", 1, "open", 2]
+    assert service.told[-1][1]["accuracy"] == last["accuracy"]
 
 
 def test_a_service_that_fails_is_left_and_the_run_goes_on(tmp_path, service):
@@ -195,7 +225,7 @@ def test_mlflow(tmp_path):
     client = MlflowClient(store)
     place = client.get_experiment_by_name("forgetting").experiment_id
     (run,) = client.search_runs([place])  # the same run, gone on with
-    kept = sorted((m.step, m.value) for m in client.get_metric_history(run.info.run_id, "accuracy"))
+    kept = sorted({(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "accuracy")})
     assert kept == [(r["round"], pytest.approx(r["accuracy"])) for r in history]
     assert run.data.params["algorithm.name"] == "fedavg"
     assert run.info.status == "FINISHED"
@@ -254,7 +284,7 @@ def test_trackio(tmp_path, monkeypatch):
         rows = connection.execute("select step, metrics from metrics order by id").fetchall()
     found = {step: json.loads(metrics)["accuracy"] for step, metrics in rows}
     assert found == {r["round"]: pytest.approx(r["accuracy"]) for r in history}
-    assert len(rows) == 3
+    assert [step for step, _ in rows] == [1, 2, 2, 3]  # the last one before it was resumed is told again
 
 
 def test_a_password_in_a_services_address_is_refused():

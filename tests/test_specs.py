@@ -1,5 +1,6 @@
 """Names and values from outside become checked instances, or one sentence that helps."""
 
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -79,6 +80,7 @@ def test_a_spec_becomes_an_instance_and_back(spec, expected):
         ("thing:mode=c", "one of a, b"),
         ("thing:shar=1", "has no 'shar'; did you mean 'share'?"),
         ("thing:mode=a,0.5", "comes after a key=value"),
+        ("thing:0.5,share=0.7", "'thing:0.5,share=0.7' says share twice"),
         ("thing:1,1,a,no,x,y", "takes at most 5 values"),
         ("needy", "needs 'must'"),
         ({"share": 1}, "needs a 'name'"),
@@ -103,6 +105,18 @@ def test_a_users_own_file_is_loaded_once_and_named_in_the_spec(tmp_path):
     assert made.x == 3
     assert REGISTRY.spec(made) == {"name": f"{file}:Mine", "x": 3}
     assert type(REGISTRY.make(REGISTRY.spec(made))) is type(made)
+
+
+def test_a_users_file_may_import_what_lies_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    name = f"beside_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text("AT_MOST = 7\ndef twice(x): return 2 * x\n")
+    (tmp_path / "own.py").write_text(
+        f"from dataclasses import dataclass\nfrom {name} import AT_MOST\n\n"
+        f"@dataclass(frozen=True)\nclass Own:\n    most: int = AT_MOST\n"
+        f"    def later(self):\n        import {name}\n        return {name}.twice(self.most)\n"
+    )
+    assert REGISTRY.make(f"{tmp_path / 'own.py'}:Own").later() == 14
 
 
 def test_a_users_broken_file_is_their_error_not_ours(tmp_path):
@@ -140,3 +154,10 @@ def test_a_class_that_is_none_of_the_kind_is_said_so(tmp_path):
         UserError, match=r"thing .*mine\.py:Other does not derive from fedrecall\.specs\.Range"
     ):
         registry.make(f"{file}:Other")
+
+
+def test_numbers_that_differ_are_written_differently():
+    for value, written in ((0.1, "0.1"), (1.0, "1"), (1e-05, "1e-05"), (1e-05 + 1e-12, "1.0000001e-05")):
+        assert specs.word(value) == written
+        assert float(specs.word(value)) == value
+    assert specs.word([0.5, 1 / 3]) == "0.5+0.3333333333333333"

@@ -214,7 +214,7 @@ class Experiment:
             break
         else:
             self._check_nothing_is_lost(folder, recorded, refused)
-        kept = whole(folder.rewind(played), folder.path / "metrics.jsonl")
+        kept = whole(folder.rewind(played, recorded), folder.path / "metrics.jsonl")
         if len(kept) != played:
             raise UserError(f"{folder.path}/metrics.jsonl lacks rounds before round {played}.")
         for record in kept:
@@ -534,24 +534,13 @@ def _relocated(old: Any, new: Any, last: Mapping[str, Any], key: str = "") -> An
 
 def _check_data(folder: RunFolder, starts: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
     """Raise UserError if the run in the folder was begun on other data."""
-    before = starts[-1].get("data", data) if starts else data
-    now = data if "digest" in before else {k: v for k, v in data.items() if k != "digest"}
-    if before != now:
-        raise UserError(
-            f"{folder.path} was begun on other data, {provenance.said(before)}, not {provenance.said(now)}: "
-            "resume it on the same, or give another --out."
-        )
+    remedy = "resume it on the same, or give another --out."
+    provenance.check_data(folder.path, starts, data, remedy)
 
 
 def _check_code(folder: RunFolder, starts: Sequence[Mapping[str, Any]], code: Mapping[str, str]) -> None:
     """Raise UserError if the owner's code that the run in the folder was begun with has changed since."""
-    before = starts[-1].get("code", {}) if starts else {}
-    for name, digest in before.items():
-        if code.get(name, digest) != digest:
-            raise UserError(
-                f"{folder.path} was begun with other code than {name} has now: put that back, or give "
-                f"another --out. To go on with the new code all the same, delete {folder.path / 'made.json'}."
-            )
+    provenance.check_code(folder.path, starts, code, ", or give another --out")
 
 
 def _check_rounds(folder: RunFolder, played: int, wanted: int) -> None:

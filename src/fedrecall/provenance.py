@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,32 @@ def said(data: Mapping[str, Any]) -> str:
     """What `facts` says, in words."""
     digest = f" (digest {data['digest']})" if "digest" in data else ""
     return f"{data.get('name')} of {data.get('train')} and {data.get('test')} examples{digest}"
+
+
+def check_data(
+    folder: Path, starts: Sequence[Mapping[str, Any]], data: Mapping[str, Any], remedy: str
+) -> None:
+    """Raise UserError if the run in the folder was begun on other data; ``remedy`` ends the message."""
+    before = starts[-1].get("data", data) if starts else data
+    now = data if "digest" in before else {k: v for k, v in data.items() if k != "digest"}
+    if before != now:
+        raise UserError(f"{folder} was begun on other data, {said(before)}, not {said(now)}: {remedy}")
+
+
+def check_code(
+    folder: Path, starts: Sequence[Mapping[str, Any]], code: Mapping[str, str], remedy: str
+) -> None:
+    """Raise UserError if the owner's code that the run in the folder was begun with has changed since.
+
+    ``remedy``: what would do, but for putting the code back.
+    """
+    before = starts[-1].get("code", {}) if starts else {}
+    for name, digest in before.items():
+        if code.get(name, digest) != digest:
+            raise UserError(
+                f"{folder} was begun with other code than {name} has now: put that back{remedy}. "
+                f"To go on with the new code all the same, delete {folder / 'made.json'}."
+            )
 
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:

@@ -96,14 +96,19 @@ class RunFolder:
     def append(self, record: dict[str, Any]) -> None:
         """Add a round's record; it is on disk when this returns."""
         with open(self.path / "metrics.jsonl", "ab") as file:
-            file.write((json.dumps(record, separators=(",", ":"), allow_nan=True) + "\n").encode())
+            file.write(_line(record))
             file.flush()
             os.fsync(file.fileno())
 
-    def rewind(self, round_number: int) -> list[dict[str, Any]]:
-        """Drop the records and checkpoints after a round; returns the records that stay."""
-        kept = [r for r in self.metrics() if r["round"] <= round_number]
-        self._write(kept)
+    def rewind(
+        self, round_number: int, records: Sequence[dict[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """Drop the records and checkpoints after a round; returns the records that stay.
+
+        ``records``: those that are there, if they have been read.
+        """
+        kept = [r for r in (self.metrics() if records is None else records) if r["round"] <= round_number]
+        files.write(self.path / "metrics.jsonl", b"".join(map(_line, kept)))
         for later in (self.path / "checkpoints").glob("round-*.json"):
             # Else a damaged checkpoint would count as one of those to keep, in place of a sound one.
             if _number(later) > round_number:
@@ -111,12 +116,12 @@ class RunFolder:
         return kept
 
     def amend(self, record: dict[str, Any]) -> None:
-        """Put this in place of the record of the same round."""
-        self._write([record if r["round"] == record["round"] else r for r in self.metrics()])
-
-    def _write(self, records: Sequence[dict[str, Any]]) -> None:
-        lines = "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in records)
-        files.write(self.path / "metrics.jsonl", lines.encode())
+        """Put this in place of the last record, that of the same round; the others are not read."""
+        path = self.path / "metrics.jsonl"
+        content = path.read_bytes()
+        start = content.rstrip(b"\n").rfind(b"\n") + 1
+        assert json.loads(content[start:])["round"] == record["round"]
+        files.write(path, content[:start] + _line(record))
 
     def save(self, checkpoint: Checkpoint) -> set[str]:
         """Write a checkpoint and delete the oldest; returns the memory files still named by any."""
@@ -316,6 +321,10 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
 
     add("", record)
     return found
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return (json.dumps(record, separators=(",", ":")) + "\n").encode()
 
 
 def _manifest(path: Path) -> dict[str, Any]:

@@ -209,7 +209,11 @@ class Following:
         self._log: Log | None = None
 
     def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
-        """Open the log and write what it lacks of the rounds before."""
+        """Open the log and write what it lacks of the rounds before.
+
+        Of those that it holds the last one again: a stop may have come between saving it and telling of
+        it, and one that was not evaluated then may have been since.
+        """
         name = self._folder.resolve().name if self._folder is not None else _name(config)
         try:
             self._log = self._service.open(name, self._folder, config)
@@ -218,9 +222,10 @@ class Following:
         except Exception as error:
             self._give_up(error)
             return
-        if not self._log.complete:
-            for record in history:
-                self.record(record)
+        if self._log.complete:
+            history = [history[-1]] if history else []
+        for record in history:
+            self.record(record)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Write a round."""

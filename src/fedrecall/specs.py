@@ -337,7 +337,11 @@ class Registry:
         names = [f.name for f in fields(cls)]
         if len(positional) > len(names):
             raise UserError(f"{self.kind} {name} takes at most {len(names)} values, got {len(positional)}.")
-        values = dict(zip(names, positional, strict=False)) | values | overrides
+        placed = dict(zip(names, positional, strict=False))
+        twice = next((key for key in placed if key in values), None)
+        if twice is not None:
+            raise UserError(f"{self.kind} {spec!r} says {twice} twice.")
+        values = placed | values | overrides
         return build(cls, values, f"{self.kind} {name}")
 
     def parse(self, spec: Any) -> tuple[str, list[str], dict[str, Any]]:
@@ -401,12 +405,14 @@ def spec_text(registry: Registry, spec: Mapping[str, Any]) -> str:
 
 
 def word(value: Any) -> str:
-    """A value as it is written in a spec."""
+    """A value as it is written in a spec: short, but no other one is written so."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):
         return "+".join(map(word, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return str(value)
 
 
 _loaded_files: dict[Path, types.ModuleType] = {}
@@ -473,8 +479,13 @@ def _load_file(path: Path, kind: str) -> types.ModuleType:
 
 
 def load_source(path: Path, source: bytes, kind: str) -> types.ModuleType:
-    """The module of a user's file with this content, which may lie on another machine."""
+    """The module of a user's file with this content, which may lie on another machine.
+
+    It may import what lies beside it, after what is installed.
+    """
     if path not in _loaded_files:
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))
         name = f"fedrecall_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None

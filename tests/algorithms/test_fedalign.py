@@ -33,9 +33,14 @@ def start(spec: str):
 
 def test_balanced_makes_the_term_as_large_as_the_cross_entropy():
     algorithm, student, params, batch = start("fedalign:mu=0.45,width=0.5")
-    ce = cross_entropy(student(params, batch.x), batch.y).mean().item()
-    found = algorithm.loss(student, params, None, batch).item()
-    assert found == pytest.approx(1.45 * ce, rel=1e-9)
+    ce = cross_entropy(student(params, batch.x), batch.y).mean()
+    found = algorithm.loss(student, params, None, batch)
+    assert found.item() == pytest.approx(1.45 * ce.item(), rel=1e-9)
+    outside = [params[n] for n in ("first.weight", "fc.weight")]  # to which the factor is a number
+    for whole, alone in zip(
+        torch.autograd.grad(found, outside), torch.autograd.grad(ce, outside), strict=True
+    ):
+        torch.testing.assert_close(whole, alone, rtol=1e-9, atol=1e-14)
 
 
 def test_loss_against_its_formula_and_only_the_narrow_block_learns_from_it():

@@ -58,6 +58,14 @@ def test_afterwards_it_is_what_the_client_sent_last():
         assert any(not torch.equal(p, run.memories.get(k).previous.params[n]) for n, p in kept.items())
 
 
+def test_a_client_remembers_what_it_sends_and_not_what_arrived():
+    run, weights, _, _ = start()
+    arrived, before, sent = (shaken(weights, s) for s in (1, 2, 3))
+    sgd = run.config.training.sgd(1, 8)
+    up, memory = run.algorithm.finish(run.model, sent, Anchor(arrived, before), Memory(before), None, sgd)
+    assert up.weights is memory.previous is sent
+
+
 @pytest.mark.parametrize("model", [NETS, BATCH_NORM])
 def test_loss_against_its_formula(model):
     run, weights, batch, student = start(model)

@@ -67,3 +67,16 @@ def test_the_servers_variate_is_the_mean_of_all_clients(chains):
 
 def test_the_first_round_is_fedavgs():
     assert_same(experiment("scaffold", rounds=1).run().weights, experiment("fedavg", rounds=1).run().weights)
+
+
+def test_steps_that_underflow_leave_the_variates_as_they_are():
+    run = Federated(quadratic(Scaffold)(), recipe(STEPS, LR), sizes=(4, 6))
+    run.play([0, 1])
+    before, server = [run.memory(k) for k in (0, 1)], run.server
+    run.backend = Federated(quadratic(Scaffold)(), recipe(STEPS, 1e-310), sizes=(4, 6)).backend
+    played = run.play([0, 1])
+    assert [v.failure for v in played.visits] == [None, None]
+    assert [run.memory(k) for k in (0, 1)] == before
+    assert run.server == server
+    settings = {"rounds": 60, "training": {"local_epochs": 1, "lr_decay": 0.1}, "precision": "float32"}
+    assert not any(r["failures"] for r in experiment("scaffold", **settings).run().history)

@@ -1,5 +1,7 @@
 """FedAvgM, FedNova and FedDyn: the server's step against plain formulas."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,11 @@ def weights(*values: float) -> Weights:
 def cohort(shares: list[float], population: int = 4) -> Cohort:
     n = len(shares)
     return Cohort(list(range(n)), shares, population, n, [0] * n, list(range(n)))
+
+
+def test_equal_weights_are_of_the_chains_that_count():
+    assert cohort([0.0, 0.25, 0.0, 0.75]).uniform() == [0, 0.5, 0, 0.5]
+    assert cohort([0.2, 0.8]).uniform() == [0.5, 0.5]
 
 
 def test_server_momentum_by_hand():
@@ -77,6 +84,16 @@ def test_recoil_by_a_plain_loop():
         assert [float(run.memory(k).direction["w"]) for k in sampled] == pytest.approx(
             [last[k] for k in sampled], rel=1e-9
         )
+
+
+def test_steps_that_underflow_leave_the_direction_as_it_is():
+    run = Federated(quadratic(FedNova)(recoil=True), recipe(3, 0.02))
+    run.play([0, 1])
+    before, w = [run.memory(k) for k in (0, 1)], run.w
+    run.backend = Federated(quadratic(FedNova)(recoil=True), recipe(3, 1e-310)).backend
+    assert [v.failure for v in run.play([0, 1]).visits] == [None, None]
+    assert [run.memory(k) for k in (0, 1)] == before
+    assert run.w == w
 
 
 def test_recoil_begins_with_the_second_visit():
@@ -138,6 +155,16 @@ def test_the_servers_h_is_the_mean_of_all_clients(chains):
             average = np.mean([float(v.up.weights.params["w"]) for v in played.visits])
             assert run.w == pytest.approx(average - mean / 0.1, rel=1e-12)
         assert run.w != before
+
+
+def test_the_servers_h_moves_by_the_clients_that_came_through():
+    """Two uploads of three clients that were asked, of four: h - alpha 2/4 (mean - old)."""
+    algorithm = FedDyn(alpha=0.5)
+    ups = trees.stack([Up(weights(2.0)), Up(weights(4.0))])
+    here = replace(cohort([0.5, 0.5]), sampled=3)
+    found = algorithm.aggregate(algorithm.start(weights(1.0)), ups, here)
+    assert float(found.correction["w"]) == pytest.approx(-0.5 * 2 / 4 * 2)
+    assert float(found.weights.params["w"]) == pytest.approx(3 + 0.5 / 0.5)
 
 
 def test_dynamic_local_objective_against_its_formula():

@@ -544,6 +544,22 @@ def test_workers_have_the_code_that_was_loaded_whatever_the_file_says_since(tmp_
     same(opened(w).map(jobs(w)), Serial(w).map(jobs(w)))
 
 
+def test_workers_find_what_lies_beside_a_users_file(tmp_path, opened):
+    beside = f"beside_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{beside}.py").write_text("FACTOR = 0.5\ndef scaled(g):\n    return FACTOR * g\n")
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedrecall.algorithms.fedavg import FedAvg\n"
+        f"from {beside} import scaled\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(FedAvg):\n"
+        "    def correct(self, grads, anchor):\n"
+        "        return {n: scaled(g) for n, g in grads.items()}\n"
+    )
+    w = work(ALGORITHMS.make(f"{tmp_path / 'mine.py'}:Mine"), workers=2)
+    same(opened(w).map(jobs(w)), Serial(w).map(jobs(w)))
+
+
 def test_an_interrupted_question_to_the_nursery_ends_it(opened, monkeypatch):
     w = work(workers=2)
     backend = opened(w)

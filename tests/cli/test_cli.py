@@ -138,6 +138,20 @@ def test_a_difference_is_of_the_seeds_whose_runs_both_went_through():
     assert list(map(str, against)) == ["", "+25.00 (1 of 3)", "+0.00 (1 of 3)"]
 
 
+def test_two_pairs_have_no_interval_but_their_values():
+    ends = [End(accuracy, 0.1, 1.0, 2_000_000, 2_000_000) for accuracy in (0.5, 0.5, 0.6, 0.9)]
+    rows = [row("a", ends[:2]), row("b", ends[2:])]
+    heads = {seeds: table(rows, seeds).columns[-1] for seeds in (2, 3)}
+    assert {seeds: head.header for seeds, head in heads.items()} == {
+        2: "accuracy - a [both seeds]",
+        3: "accuracy - a [95 % interval]",
+    }
+    assert [str(list(head.cells)[1]) for head in heads.values()] == [
+        "+25.00 [+10.00, +40.00]",
+        "+25.00 [+10.00, +40.00] (2 of 3: both values)",
+    ]
+
+
 def test_what_stops_a_comparison_does_not_take_what_it_found_before(call, monkeypatch):
     class Fails:
         runs = 0
@@ -365,6 +379,26 @@ def test_show_says_what_protects_an_upload(name, noise, summing, call):
     assert said["differential privacy"].startswith(noise)
     assert said["secure aggregation"].startswith(summing) or said["secure aggregation"].endswith(summing)
     assert ("examples" in said["secure aggregation"]) == (name in ("fedntd", "fedseq"))
+
+
+def test_show_of_a_network_of_ones_own_says_how_it_is_called(call, tmp_path):
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\nclass Net(nn.Module):\n    '''A line.'''\n"
+        "    def __init__(self, classes, width=8):\n        super().__init__()\n"
+    )
+    code, out, _ = call("show", "model", f"{tmp_path}/net.py:Net")
+    assert code == 0
+    assert "A line." in out
+    assert "called as Net(classes, width=8)" in out
+    code, _, err = call("show", "model", f"{tmp_path}/net.py:Nett")
+    assert code == 2
+    assert "did you mean 'Net'?" in err
+
+
+def test_partition_of_one_client(call):
+    code, out, _ = call("partition", "--dataset", "digits", "--clients", "1", "--partition", "iid")
+    assert code == 0
+    assert "1438" in out
 
 
 def test_partition_draws_saves_and_pictures(call, tmp_path):

@@ -8,11 +8,11 @@ import time
 import pytest
 from rich.console import Console
 from tests.data.test_datasets import mirror
-from tests.reports.synthetic import write
+from tests.reports.synthetic import AGREED, of_nodes, write
 from typer.testing import CliRunner
 
 import fedrecall
-from fedrecall.cli import app
+from fedrecall.cli import app, progress
 from fedrecall.cli.commands import watch
 from fedrecall.errors import UserError
 from fedrecall.reports.runs import Run
@@ -153,6 +153,17 @@ def test_watch_draws_a_panel_on_a_terminal(runs):
     assert max(map(len, said.splitlines())) <= 80
 
 
+def test_watch_calls_a_federation_by_what_its_nodes_hold(tmp_path):
+    run = watch.Follower(Run(of_nodes(tmp_path / "run", AGREED)))
+    run.look()
+    console = Console(file=io.StringIO(), width=120)
+    console.print(watch.view(run, 120))
+    shown = console.file.getvalue()
+    assert "on nodes' data (1x8x8, 3 classes, 150 examples, digest" in shown
+    assert "5 clients, seed 0" in " ".join(shown.replace("│", "").split())
+    assert "shards" not in shown
+
+
 def test_watch_holds_no_lock_and_writes_nothing(runs):
     before = {p: p.stat().st_mtime_ns for p in runs.rglob("*")}
     invoke("watch", runs, "--once")
@@ -163,6 +174,19 @@ def test_time_left_is_the_pace_of_the_last_rounds(tmp_path):
     run = watch.Follower(Run(write(tmp_path / "run", rounds=10, played=4)))
     run.look()
     assert run.left == pytest.approx(6 * (2.0 + 0.5 + 0.25))
+
+
+def test_a_rounds_seconds_are_all_that_it_took_wherever_they_are_shown():
+    seconds = {
+        "train": 1.0,
+        "clients": [1.0],
+        "evaluate": 0.5,
+        "measures": {"alignment": 10.0},
+        "memories": 0.1,
+    }
+    record = {"round": 1, "failures": [], "seconds": seconds}
+    assert progress.seconds(record) == pytest.approx(11.6)
+    assert progress.line(record) == "11.60 s/round"
 
 
 def test_a_sparkline_is_the_mean_of_what_it_stands_for():

@@ -54,6 +54,14 @@ def test_augmentation_of_a_table_is_refused_and_none_is_what_a_table_gets(name):
         Experiment(configs.make({**made, name: "crop:2+flip"}), dataset=table)
 
 
+def test_what_dropout_masks_are_hashed_from_is_the_visits_own():
+    data = ClientData(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), 2, torch.zeros(2), torch.ones(2))
+    visits = [(0, 1, 0), (0, 2, 0), (0, 1, 1), (1, 1, 0)]  # seed, round, client
+    keys = [int(data.draw(1, *visit).key) for visit in visits]
+    assert len(set(keys)) == 4
+    assert [int(data.draw(1, *visit).key) for visit in visits] == keys
+
+
 def test_a_clients_label_distribution_is_equation_6():
     none, flat = torch.zeros(0, 1, 2, 2, dtype=torch.uint8), torch.zeros(1)
     pictures = torch.zeros(4, 1, 2, 2, dtype=torch.uint8)

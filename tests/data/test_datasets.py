@@ -717,6 +717,7 @@ def test_csv_of_image_paths(tmp_path):
         ([["a", "label"], [1, 0], ["", 1]], "line 3: a = '' is not a finite number"),
         ([["a", "label"], [1, 0], ["nan", 1]], "not a finite number"),
         ([["a", "label"], [1, 0], ["1e999", 1]], "not a finite number"),
+        ([["a", "label"], [1, 0], ["1_0", 1]], "line 3: a = '1_0' is not a finite number"),
         ([["a", "label"], [1, 0], [2, ""]], "line 3 has no 'label'"),
         ([["a", "label"], [1, 0], [2]], "line 3 has 1 cells, not 2"),
         ([["a", "a", "label"], [1, 1, 0]], "two columns of the same name"),
@@ -745,6 +746,21 @@ def test_large_whole_labels_stay_apart(tmp_path):
     rows = [["a", "label"], *([i, first + i % 4] for i in range(40))]
     d = load(f"folder:{table(tmp_path / 'mine/data.csv', rows)}")
     assert d.class_names == tuple(str(first + i) for i in range(4))
+
+
+def test_a_label_with_an_underscore_is_a_name(tmp_path):
+    names = ("11", "1_1", "20", "2_0")
+    rows = [["a", "label"], *([i, names[i % 4]] for i in range(40))]
+    assert load(f"folder:{table(tmp_path / 'mine/data.csv', rows)}").class_names == names
+
+
+def test_a_file_is_for_testing_if_a_whole_word_says_so(tmp_path):
+    for place, count in {"train/x": 20, "val/latest": 4, "val/older": 6}.items():
+        rows = [["a", "label"], *([i, i % 2] for i in range(count))]
+        table(tmp_path / f"mine/{place}.csv", rows)
+    assert len(load(f"folder:{tmp_path / 'mine'}").test) == 10
+    table(tmp_path / "mine/val/test2.csv", [["a", "label"], [0, 0], [1, 1]])
+    assert len(load(f"folder:{tmp_path / 'mine'}").test) == 2
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

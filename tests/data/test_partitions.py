@@ -111,6 +111,14 @@ def test_lda_gives_everyone_the_least_and_balance_caps(balance):
         assert (counts[before >= 500] > 0).any()
 
 
+def test_a_client_with_just_its_even_share_gets_none_of_the_classes_that_follow():
+    """With so small a concentration one client gets all of a class, which here is an even share."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        dealt = partitions.shared_out(np.array([6, 6]), 2, 1e-4, balance=True, rng=rng)
+        assert sorted(dealt.tolist()) == [[0, 6], [6, 0]]
+
+
 def test_dirichlet_is_lda_without_balance_and_can_have_it():
     labels = labels_of([500, 300, 700, 400])
     for seed in range(3):

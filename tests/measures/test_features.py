@@ -47,6 +47,15 @@ def test_density_on_the_circle_is_one_in_all_and_does_not_know_where_it_is_cut()
     assert abs(ANGLES[found.argmax()]) > 2.8
 
 
+def test_the_bandwidth_on_the_circle_is_silvermans():
+    found = np.array([-0.5, 0.5])  # their spread is 0.5
+    width = 1.06 * 0.5 / 2**0.2
+    around = ANGLES[:, None, None] - found[:, None] + 2 * np.pi * np.arange(-3, 4)
+    bells = np.exp(-(around**2) / (2 * width**2)) / (width * np.sqrt(2 * np.pi))
+    made = F.circle_density(np.stack([np.cos(found), np.sin(found)], 1), ANGLES)
+    assert made == pytest.approx(bells.sum(2).mean(1), abs=1e-9)
+
+
 def test_density_of_one_direction_is_a_narrow_bell():
     found = F.circle_density(np.tile([[0.0, 1.0]], (5, 1)), ANGLES, least=0.1)
     expected = np.exp(-((ANGLES - np.pi / 2) ** 2) / 0.02) / (0.1 * np.sqrt(2 * np.pi))

@@ -1,6 +1,7 @@
 """A trained model, used: by who has its run folder and none of the training data."""
 
 import csv
+import json
 import shutil
 
 import numpy as np
@@ -178,6 +179,22 @@ def test_predict_names_the_classes_of_image_files(tmp_path, capsys, monkeypatch)
     assert "there is no file" in err
     code, _, err = predict(capsys, monkeypatch, tmp_path / "run", files[1], "--round", "7")
     assert "has no checkpoint of round 7, only of 1 and 2" in err
+
+
+def test_predict_resizes_images_as_the_data_set_itself_does(tmp_path, capsys, monkeypatch):
+    """HAM10000's images are of another size than what a network is given, which its config does not say."""
+    shape = "synthetic:2,train=20,test=10,channels=3,size=64"
+    fedrecall.run(tmp_path / "run", dataset=shape, model="mlp:8", **SETTINGS)
+    path = tmp_path / "run" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dataset": {"name": "ham10000"}}))
+    Image.new("RGB", (120, 90), "brown").save(tmp_path / "lesion.png")
+    code, out, _ = predict(capsys, monkeypatch, tmp_path / "run", tmp_path / "lesion.png")
+    assert code == 0
+    assert "lesion.png" in out
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dataset": {"name": "cifar10"}}))
+    code, _, err = predict(capsys, monkeypatch, tmp_path / "run", tmp_path / "lesion.png")
+    assert code == 2
+    assert "is 120x90 pixels, but the model was trained on 64x64" in err
 
 
 @pytest.mark.parametrize(

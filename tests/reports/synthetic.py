@@ -86,3 +86,24 @@ def write(
         lines.append(json.dumps(record) + "\n")
     (folder / "metrics.jsonl").write_text("".join(lines))
     return folder
+
+
+def of_nodes(folder, agreed, **settings):
+    """The run folder of a federation's server: its data set has no name, its nodes agreed on this."""
+    write(folder, **settings)
+    (folder / "partition.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    config["dataset"] = {"name": "fedrecall.flower.node:Elsewhere"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "federation.json").write_text(json.dumps({"run": folder.name, **agreed}))
+    return folder
+
+
+AGREED = {
+    "secure": "off",
+    "shape": [1, 8, 8],
+    "class_names": ["a", "b", "c"],
+    "columns": None,
+    "statistics": "0a1b2c3d",
+    "examples": [100, 50],
+}

@@ -22,6 +22,7 @@ from fedrecall.models.networks import MODELS
 from fedrecall.papers import table
 from fedrecall.reports.figures import FIGURES, draw
 from fedrecall.reports.figures.figure import heat, legend_below, page
+from fedrecall.reports.figures.replayed import stages
 from fedrecall.reports.figures.sequential import SequentialForgetting
 from fedrecall.reports.gallery import PICTURES, RUNS
 from fedrecall.reports.replay import stage
@@ -267,6 +268,21 @@ def test_maps(runs, out):
     assert draw("fedntd/fig20:clients=2,examples=8,shown=1", runs("fedavg-0"), out).files[0].exists()
 
 
+def test_algorithms_that_change_the_network_are_replayed_with_theirs(runs, out):
+    figure = "fedntd/fig21:clients=1,examples=10,algorithms=fedavg"
+    models = draw(f"{figure}+fedalign+moon", runs("fedavg-0"), out).data["models"]
+    assert list(models) == ["global", "fedavg 0", "fedalign 0", "moon 0"]
+    with pytest.raises(UserError, match=r"moon trains another network than that of .*fedavg-0: leave it out"):
+        draw(f"{figure}+moon:projection=8", runs("fedavg-0"), out)
+
+
+def test_an_algorithm_is_replayed_with_the_settings_that_are_named(runs):
+    (run,) = map(Run, runs("beta-3"))
+    made = stages(run, ("fedntd", "fedntd:beta=3"), 0)
+    assert [at.algorithm.beta for at in made.values()] == [ALGORITHMS.make("fedntd").beta, 3]
+    assert made["fedntd"].server is not made["fedntd:beta=3"].server
+
+
 def test_special_confusion_and_confusion_matrices(runs, out):
     rows = draw("fedcad/fig2:client=2,epochs=1", runs("aux-0"), out).data["rows"]
     run = Run(*runs("aux-0"))
@@ -360,8 +376,10 @@ def test_settings_that_are_not_swept_make_lines_of_their_own(tmp_path, out):
 
 
 def test_two_experiments_are_not_one_point(tmp_path, out):
-    write(tmp_path / "a", model="mlp", training={"lr": 0.1})
-    write(tmp_path / "b", model="mlp", training={"lr": 0.1 + 1e-9})
+    for name, noise in (("a", 1), ("b", 2)):  # a class that is gone is called by its name alone
+        path = write(tmp_path / name, model="mlp") / "config.json"
+        gone = {"dataset": {"name": "gone.py:Mine", "noise": noise}}
+        path.write_text(json.dumps(json.loads(path.read_text()) | gone))
     with pytest.raises(UserError, match=r"two experiments .*local_epochs = 5 of 'fedavg'"):
         draw("fedssd/fig9", [tmp_path], out)
 

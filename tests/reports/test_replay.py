@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 import fedrecall
 from fedrecall import trees
+from fedrecall.data.datasets import Split, load
 from fedrecall.errors import UserError
 from fedrecall.reports.replay import stage
 from fedrecall.reports.runs import Run
@@ -65,3 +68,11 @@ def test_another_algorithm_partition_and_recipe(tmp_path):
     assert len(list(stage(run, local_epochs=1).epochs(0))) == 2
     with pytest.raises(UserError):
         stage(run, round_number=7)
+
+
+def test_a_round_is_not_replayed_on_other_data(tmp_path):
+    named = load(SMALL["dataset"])
+    own = replace(named, name="own", train=Split(named.train.x, (named.train.y + 1) % 4))
+    fedrecall.run(tmp_path / "own", rounds=1, **SMALL | {"dataset": own, "partition": "iid"})
+    with pytest.raises(UserError, match=r"begun on other data, own of .*, not digits of .*--data-root"):
+        stage(Run(tmp_path / "own"))

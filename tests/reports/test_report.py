@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from scipy import stats
-from tests.reports.synthetic import MADE, accuracies, write
+from tests.reports.synthetic import AGREED, MADE, accuracies, of_nodes, write
 
 from fedrecall.errors import UserError
 from fedrecall.reports import charts
@@ -359,3 +359,27 @@ def test_escaping():
 def test_bad_targets_are_refused(folder):
     with pytest.raises(UserError, match="60"):
         build(open_runs([folder]), targets=[60])
+
+
+def test_a_federation_is_not_called_by_where_its_class_lies(tmp_path):
+    of_nodes(tmp_path / "a", AGREED)
+    of_nodes(tmp_path / "b", {**AGREED, "secure": "masks"})
+    page = build(open_runs([tmp_path]))
+    title = re.search("<title>(.*)</title>", page)[1]
+    assert re.fullmatch(
+        r"fedavg on nodes.*data \(1x8x8, 3 classes, 150 examples, digest [0-9a-f]{8}\)", title
+    )
+    assert "fedavg (secure=masks)" in page
+    assert "Twice" not in page
+
+
+def test_an_accuracy_of_a_part_of_the_nodes_is_not_of_the_whole_test_split(tmp_path):
+    assert "On the whole test split" in build(open_runs([write(tmp_path / "all")]))
+    path = of_nodes(tmp_path / "run", AGREED) / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for number in (5, 6):
+        records[number - 1]["untested"] = [f"client 2, evaluation of round {number}: gone"]
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    page = build(open_runs([tmp_path / "run"]))
+    assert "run was tested without client 2 in rounds 5 to 6." in page
+    assert "On the whole test split" not in page

@@ -3,14 +3,14 @@ import shutil
 
 import numpy as np
 import pytest
-from tests.reports.synthetic import MADE, write
+from tests.reports.synthetic import AGREED, MADE, of_nodes, write
 
 import fedrecall
 from fedrecall import trees
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import accuracy, evaluate
 from fedrecall.reports.report import build
-from fedrecall.reports.runs import Run, arrange, open_runs, value
+from fedrecall.reports.runs import Run, arrange, open_runs, partly_tested, value
 
 SMALL = {
     "dataset": "synthetic:4,train=200,test=60",
@@ -218,3 +218,66 @@ def test_numbers_that_are_equal_are_one_setting(tmp_path):
     (tmp_path / "a" / "config.json").write_text(json.dumps(first))
     (group,) = arrange(open_runs([tmp_path]))
     assert group.seeds == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"secure": "masks"}, "secure=masks"),
+        ({"shape": [3, 8, 8]}, "nodes' data (3x8x8, 3 classes, 150 examples"),
+        ({"class_names": ["a", "b", "d"]}, "nodes' data (1x8x8, 3 classes, 150 examples"),
+        ({"columns": ["x"]}, "nodes' data (1x8x8, 3 classes, 150 examples"),
+        ({"statistics": "0a1b2c3e"}, "nodes' data (1x8x8, 3 classes, 150 examples"),
+        ({"examples": [100, 51]}, "nodes' data (1x8x8, 3 classes, 151 examples"),
+        ({"examples": None}, "nodes' data (1x8x8, 3 classes, digest"),
+    ],
+)
+def test_federations_over_other_data_are_other_experiments(tmp_path, other, said):
+    of_nodes(tmp_path / "a", AGREED)
+    of_nodes(tmp_path / "b", AGREED, seed=1)
+    of_nodes(tmp_path / "c", {**AGREED, **other})
+    one, two = arrange(open_runs([tmp_path]))
+    assert (one.seeds, two.seeds) == ([0, 1], [0])
+    assert said in two.setup
+    assert one.setup != two.setup
+    assert not one.left_out
+    assert not two.left_out
+
+
+def test_federations_of_earlier_versions_are_told_apart_by_what_they_noted(tmp_path):
+    early = {"classes": ["a", "b", "c"], "mean": [0.5], "std": [0.25]}
+    of_nodes(tmp_path / "a", early)
+    of_nodes(tmp_path / "b", early, seed=1)
+    of_nodes(tmp_path / "c", {**early, "mean": [0.4]}, seed=1)
+    of_nodes(tmp_path / "d", {})
+    assert [g.seeds for g in arrange(open_runs([tmp_path]))] == [[0, 1], [1], [0]]
+    (tmp_path / "d" / "federation.json").write_text("[]")
+    with pytest.raises(UserError, match="does not say what the nodes agreed on"):
+        arrange(open_runs([tmp_path]))
+
+
+def test_classes_have_their_names_where_nobody_knows_who_holds_what(tmp_path):
+    of_nodes(tmp_path / "run", AGREED)
+    inputs = {"shape": [1, 8, 8], "class_names": ["cat", "dog", "eel"], "mean": [0.5], "std": [0.5]}
+    (tmp_path / "run" / "inputs.json").write_text(json.dumps({**inputs, "columns": []}))
+    assert Run(tmp_path / "run").class_names == ["cat", "dog", "eel"]
+
+
+def test_what_a_run_was_tested_without_is_said(tmp_path):
+    path = write(tmp_path / "run", rounds=9, evaluate_every=1) / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for number, clients in {2: [1], 3: [1], 4: [1, 0], 9: [1]}.items():
+        records[number - 1]["untested"] = [f"client {k}, evaluation of round {number}: gone" for k in clients]
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    assert partly_tested(open_runs([tmp_path])) == [
+        "run was tested without client 1 in rounds 2 to 4 and 9, client 0 in round 4"
+    ]
+
+
+def test_experiments_whose_numbers_differ_late_have_names_of_their_own(tmp_path):
+    for name, lr in (("a", 1e-5), ("b", 1e-5 + 1e-12)):
+        write(tmp_path / name, training={"lr": lr})
+    assert [g.label for g in arrange(open_runs([tmp_path]))] == [
+        "fedavg (lr=1e-05)",
+        "fedavg (lr=1.0000001e-05)",
+    ]

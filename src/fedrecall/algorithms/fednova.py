@@ -79,7 +79,8 @@ class FedNova(FedAvg):
         steps = sgd.effective_steps()
         if self.recoil:
             before, length = anchor.weights.params, steps * sgd.lr
-            memory = Memory({n: (before[n] - w) / length for n, w in weights.params.items()})
+            if length >= torch.finfo(next(iter(before.values())).dtype).tiny:  # else there is no way to see
+                memory = Memory({n: (before[n] - w) / length for n, w in weights.params.items()})
         return Steps(weights, anchor.steps + steps), memory
 
     def relay(self, down: Steps, up: Steps) -> Steps:

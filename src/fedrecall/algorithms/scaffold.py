@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
+
 from fedrecall import trees
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.algorithms.hooks import Cohort, Sgd
@@ -50,7 +52,7 @@ class Scaffold(FedAvg):
     momentum; with it (w - w_k) / lr is as long as the effective steps, more than K, and dividing by
     K alone makes the variates up to 1 / (1 - rho) times too large. Models are averaged by numbers of
     examples, in the paper uniformly. The server's step is 1. Running statistics have no variates
-    and are averaged as in FedAvg.
+    and are averaged as in FedAvg. Steps too short to divide by leave the variates as they are.
     """
 
     every_link: ClassVar[bool] = True  # every client's variate has changed, whatever its place in a chain
@@ -86,6 +88,8 @@ class Scaffold(FedAvg):
         """Estimate the client's gradient anew from how far it has moved."""
         length = sgd.effective_steps(self.momentum_aware) * sgd.lr
         before = anchor.weights.params
+        if length < torch.finfo(next(iter(before.values())).dtype).tiny:
+            return Up(weights, trees.zeros(before)), memory
         variate = {n: (before[n] - w) / length - anchor.shift[n] for n, w in weights.params.items()}
         change = {n: c - memory.variate[n] for n, c in variate.items()}
         return Up(weights, change), Memory(variate)

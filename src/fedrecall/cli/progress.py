@@ -17,16 +17,23 @@ PLAIN_SECONDS = 2.0  # at most one plain line in this time, so that logs stay sh
 
 def line(record: Mapping[str, Any]) -> str:
     """A round in a few words."""
-    seconds = sum(v for v in record["seconds"].values() if isinstance(v, float))
     parts = []
     if "accuracy" in record:
         parts += [f"accuracy {record['accuracy']:.2%}", f"forgetting {record['forgetting']:.3f}"]
     if "epsilon" in record:
         parts.append(f"epsilon {record['epsilon']:.2f}")
-    parts.append(f"{seconds:.2f} s/round")
+    parts.append(f"{seconds(record):.2f} s/round")
     if record["failures"]:
         parts.append(f"{len(record['failures'])} clients left out: {record['failures'][0]}")
     return "  ".join(parts)
+
+
+def seconds(record: Mapping[str, Any]) -> float:
+    """What a round took here, all in all."""
+    spent = record.get("seconds", {})
+    measures = spent.get("measures", {})
+    parts = [*spent.values(), *(measures.values() if isinstance(measures, dict) else ())]
+    return float(sum(v for v in parts if isinstance(v, (int, float))))
 
 
 def name(config: Mapping[str, Any]) -> str:

@@ -45,6 +45,7 @@ DATASETS = Registry(
 )
 
 _DECODER = 1  # raised when the same files come to give other tensors, so that caches are made anew
+_FOLDERS = 1  # the same for users' own folders
 
 
 Sizes = tuple[int | range, int | range]
@@ -438,7 +439,7 @@ class Folder(Recipe):
             return None
         slug = re.sub(r"[^a-zA-Z0-9]+", "_", folder.resolve().name)[:40]
         fingerprint = folders.fingerprint_of(folder, folders.walk(folder))
-        return f"folder-{slug}-{_digest(str(folder.resolve()))}", _digest(fingerprint, plain(self))
+        return f"folder-{slug}-{_digest(str(folder.resolve()))}", _digest(fingerprint, plain(self), _FOLDERS)
 
     def read(self, name: str, root: Path | None) -> Dataset:
         """Decode it."""

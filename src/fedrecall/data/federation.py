@@ -1,7 +1,7 @@
 """A data set divided among clients, the server's auxiliary examples, and the test set."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,14 +28,8 @@ class Federation:
     test_augmentation: Augmentation = AUGMENTATIONS["none"]
 
     def __post_init__(self) -> None:
-        """Refuse labels that are no class and augmentation without images, wherever they come from."""
-        classes = self.dataset.classes
-        for name, split in (("training", self.dataset.train), ("test", self.dataset.test)):
-            if len(split) and not 0 <= int(split.y.min()) <= int(split.y.max()) < classes:
-                raise UserError(
-                    f"the {name} split's labels run from {int(split.y.min())} to {int(split.y.max())}, but "
-                    f"there are {classes} classes: number them from 0 to {classes - 1}."
-                )
+        """Refuse what are no examples or labels, and augmentation without images, wherever they come from."""
+        object.__setattr__(self, "dataset", sound(self.dataset))
         for name in ("augmentation", "test_augmentation"):
             asked = getattr(self, name)
             if asked != AUGMENTATIONS["none"] and self.dataset.train.x.is_floating_point():
@@ -75,6 +69,52 @@ class Federation:
         train, d = self.dataset.train, self.dataset
         index = torch.from_numpy(part).to(train.y.device)
         return ClientData(train.x[index], train.y[index], d.classes, d.mean, d.std, augmentation, self.dtype)
+
+
+def sound(dataset: Dataset) -> Dataset:
+    """The data set with labels as int64, or a UserError that says what its splits hold instead."""
+    held, channels = {"training": dataset.train, "test": dataset.test}, dataset.train.x.shape[1:2]
+    for name, split in held.items():
+        if not len(split) and not len(split.x):
+            continue  # at nodes of which only the shape is known
+        where, x, y = f"the {name} split", split.x, split.y
+        if y.ndim != 1 or y.dtype == torch.bool or y.is_floating_point() or y.is_complex():
+            raise UserError(f"{where}'s labels are {_described(y)}: give one whole number an example, [n].")
+        if len(x) != len(y):
+            raise UserError(f"{where} has {len(x)} examples and {len(y)} labels: give as many of both.")
+        if x.shape[1:] != dataset.train.x.shape[1:]:
+            raise UserError(
+                f"{where}'s examples are {list(x.shape[1:])}, but those for training "
+                f"{list(dataset.train.x.shape[1:])}: make all of one shape."
+            )
+        if not x.is_floating_point() and (x.dtype != torch.uint8 or x.ndim != 4):
+            raise UserError(
+                f"{where}'s examples are {_described(x)}: give images as uint8 of [n, channels, height, "
+                "width], pixels from 0 to 255, and a table's rows as float32 of [n, columns]."
+            )
+        if x.is_floating_point() and x.ndim == 4 and x.shape[1] > 1:
+            raise UserError(
+                f"{where}'s images are {_described(x)}: give pixels from 0 to 255 as uint8, for only those "
+                "are normalised channel by channel."
+            )
+        if x.ndim == 4 and any(len(v) not in (1, *channels) for v in (dataset.mean, dataset.std)):
+            raise UserError(
+                f"{where}'s images have {x.shape[1]} channels, but there are {len(dataset.mean)} means and "
+                f"{len(dataset.std)} deviations: give one a channel."
+            )
+        if not 0 <= int(y.min()) <= int(y.max()) < dataset.classes:
+            raise UserError(
+                f"{where}'s labels run from {int(y.min())} to {int(y.max())}, but "
+                f"there are {dataset.classes} classes: number them from 0 to {dataset.classes - 1}."
+            )
+    if all(split.y.dtype == torch.int64 for split in held.values()):
+        return dataset
+    train, test = (replace(split, y=split.y.to(torch.int64)) for split in held.values())
+    return replace(dataset, train=train, test=test)
+
+
+def _described(values: torch.Tensor) -> str:
+    return f"{str(values.dtype).removeprefix('torch.')} of shape {list(values.shape)}"
 
 
 def set_apart(labels: np.ndarray, classes: int, per_class: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

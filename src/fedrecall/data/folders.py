@@ -45,7 +45,7 @@ def by_split(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
     if not groups["train"] and groups["test"]:
         name = groups["test"][0].relative_to(top)
         raise UserError(f"{folder} has no file to train on: {name} is named as one for testing. Rename it.")
-    proper = [p for p in groups["test"] if re.search(r"test", p.relative_to(top).as_posix().lower())]
+    proper = [p for p in groups["test"] if not words(p.relative_to(top)).isdisjoint(TEST_WORDS[:2])]
     return {"train": groups["train"], "test": proper or groups["test"]}
 
 
@@ -185,7 +185,7 @@ def numbers(values: dict[str, str], where: str) -> Any:
     out = np.empty(len(values), np.float64)
     for i, (column, written) in enumerate(values.items()):
         try:
-            out[i] = float(written)
+            out[i] = float(written) if "_" not in written else math.nan  # 1_0 is 10 in Python alone
         except ValueError:
             out[i] = math.nan
         if not math.isfinite(out[i]):
@@ -210,7 +210,9 @@ def _whole_numbers(splits: dict[str, Rows], label: str) -> None:
 
 
 def _number(written: str) -> int | float:
-    """The number that is written; whole ones exactly, however large."""
+    """The number that is written; whole ones exactly, however large. None is written as 1_000."""
+    if "_" in written:
+        raise ValueError
     try:
         return int(written)
     except ValueError:
@@ -270,9 +272,14 @@ def fingerprint_of(folder: Path, files: list[Path]) -> list[tuple[str, int, int]
 def split_of(relative: Path) -> str | None:
     """``train`` or ``test`` if a folder or the file is named so, as the hub's loader would have it."""
     for part in relative.parts:
-        words = re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9])", part.lower())
-        if any(w in TRAIN_WORDS for w in words):
+        found = words(Path(part))
+        if not found.isdisjoint(TRAIN_WORDS):
             return "train"
-        if any(w in TEST_WORDS for w in words):
+        if not found.isdisjoint(TEST_WORDS):
             return "test"
     return None
+
+
+def words(path: Path) -> set[str]:
+    """What a path's names are made of, in small letters."""
+    return set(re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9])", path.as_posix().lower()))

@@ -325,7 +325,7 @@ def module_from(
     are the input of ``feature_layer``: the one given here, else the module's own attribute, else
     its last ``nn.Linear``; without any, ``module.feature_layer`` is None.
     """
-    factory = _load(path)
+    factory = factory_of(path)
     if isinstance(factory, type) and not issubclass(factory, nn.Module) and hasattr(factory, "build"):
         return specs.build(factory, options, f"model {path}").build(shape, classes)  # type: ignore[no-any-return]
     arguments = _arguments(path, factory, shape, classes, options)
@@ -341,7 +341,8 @@ def module_from(
     return module
 
 
-def _load(path: str) -> Callable[..., Any]:
+def factory_of(path: str) -> Callable[..., Any]:
+    """A user's class or function that makes a network, by its path."""
     specs.permit("model", path)
     place, _, attribute = path.rpartition(":")
     if place.endswith(".py"):

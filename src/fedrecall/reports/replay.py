@@ -15,7 +15,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.data.federation import Federation
 from fedrecall.errors import UserError
-from fedrecall.experiment import federate
+from fedrecall.experiment import federate, make_model
 from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.reports.runs import Run
@@ -113,6 +113,15 @@ def stage(
     made = ALGORITHMS.make(settings.algorithm)
     checkpoint = run.checkpoint(round_number)
     weights = run.weights(checkpoint.round_number)
+    model = run.model
+    if other and type(made).equip is not FedAvg.equip:  # it notes or adds something in the network
+        model = make_model(settings, run.inputs, made)
+        needed, held = ({n: t.shape for n, t in trees.leaves(w)} for w in (model.initial(), weights))
+        if needed != held:
+            raise UserError(
+                f"{settings.algorithm['name']} trains another network than that of {run.path}: leave it out, "
+                "or give a run that was made with it."
+            )
     server = made.start(weights)
     memories = Memories(made.remember(weights), run.path / "memories")
     if not other:
@@ -120,7 +129,7 @@ def stage(
         if partition is None:
             memories.load(checkpoint.memories)
     return Stage(
-        run.model,
+        model,
         federate(settings, run.dataset, made, run.folder if partition is None else None),
         made,
         replace(settings.training, **recipe),

@@ -23,7 +23,15 @@ from fedrecall.records import scalars
 from fedrecall.reports import charts
 from fedrecall.reports.charts import Interval, Line, heat, lines, scroller, table
 from fedrecall.reports.markup import Html, tag, text
-from fedrecall.reports.runs import Group, Run, arrange, from_files, left_out, unfinished
+from fedrecall.reports.runs import (
+    Group,
+    Run,
+    arrange,
+    from_files,
+    left_out,
+    partly_tested,
+    unfinished,
+)
 from fedrecall.reports.statistics import ENOUGH, WILCOXON, Difference, paired_difference, summary
 
 MOST_CELLS = 40_000
@@ -127,7 +135,8 @@ def _has_rounds(run: Run) -> bool:
 def _sections(page: Page) -> Iterator[tuple[str, Html]]:
     yield "Results", _section("Results", "", _results(page))
     yield "Federation", _section("Federation", "Who holds what.", _federations(page))
-    yield "Accuracy", _section("Accuracy", "On the whole test split.", *_accuracy(page))
+    whole = "" if partly_tested(page.runs) else "On the whole test split."
+    yield "Accuracy", _section("Accuracy", whole, *_accuracy(page))
     yield (
         "Forgetting",
         _section(
@@ -190,7 +199,7 @@ def _section(name: str, note: str, *parts: Html) -> Html:
 
 def _title(page: Page) -> str:
     names = list(dict.fromkeys(g.algorithm.split()[0] for g in page.groups))
-    data = list(dict.fromkeys(str(run.config["dataset"]["name"]) for run in page.runs))
+    data = list(dict.fromkeys(run.data_name for run in page.runs))
     shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
     return f"{shown} on {' and '.join(data)}"
 
@@ -204,6 +213,7 @@ def _header(page: Page, title: str) -> Html:
     warnings += [
         ("Not finished: ", f"{run.name} has no evaluated round yet and is left out.") for run in page.idle
     ]
+    warnings += [("Tested in part: ", f"{w}.") for w in partly_tested(page.runs)]
     warnings += [("Twice: ", f"{w}.") for w in left_out(page.groups)]
     return tag(
         "header",
@@ -279,7 +289,7 @@ def _federations(page: Page) -> Html:
     order = []
     for same in users.values():
         c = same[0].config
-        setup = f"{c['dataset']['name']}, {_spec(c['partition'])}, {c['clients']} clients"
+        setup = f"{same[0].data_name}, {_spec(c['partition'])}, {c['clients']} clients"
         seen[setup] = seen.get(setup, 0) + 1
         order.append((seen[setup], f"{setup}: {', '.join(run.name for run in same)}", same[0]))
     order.sort(key=lambda entry: entry[0])
@@ -575,10 +585,10 @@ def _comparison(page: Page) -> list[Html]:
         )
     caution = tag(
         "p",
-        "With few seeds bootstrap intervals are too narrow: of 3 pairs a nominal 95 % interval holds the "
-        "true mean in about 74 % of cases, of 5 in 87 %, of 10 in 92 %. A p-value is given from "
-        f"{ENOUGH} pairs on, by the test named beside it ({WILCOXON}), and is not corrected for how many "
-        "comparisons there are.",
+        "With few seeds bootstrap intervals are too narrow: of 2 pairs they are just the two values, of 3 a "
+        "nominal 95 % interval holds the true mean in about 74 % of cases, of 5 in 87 %, of 10 in 92 %. A "
+        f"p-value is given from {ENOUGH} pairs on, by the test named beside it ({WILCOXON}), and is not "
+        "corrected for how many comparisons there are.",
         class_="wide",
     )
     return [*drawn, caution] if drawn else []

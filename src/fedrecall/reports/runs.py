@@ -6,6 +6,7 @@ sets it apart from the others.
 """
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import os
@@ -17,11 +18,12 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from fedrecall import config as configs
-from fedrecall import files, secrecy, specs, trees
+from fedrecall import files, provenance, secrecy, specs, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.data.augmentation import default_for
-from fedrecall.data.datasets import Dataset, load
+from fedrecall.data.datasets import DATASETS, Dataset, load
+from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import NothingYet, UserError
 from fedrecall.experiment import make_model, normalised
 from fedrecall.models.model import Model, Weights
@@ -40,6 +42,12 @@ ELSEWHERE = (
     "on_failure",
 )
 """Config keys that say how a run was computed or watched, not what it computes."""
+AGREED = "federation.json"
+"""The run folder's file with what the nodes of a federation agreed on; no other run has one."""
+NODES = "nodes' data"
+"""Key in the data set of `Run.complete` for what tells a federation's data from another's."""
+MOST_UNTESTED = 5
+"""Nodes that a sentence names without which a run was tested."""
 LEVELS = 3
 """How many folders down runs are found: `reproduce` makes runs/reproduction/EXPERIMENT/seed0."""
 
@@ -102,7 +110,7 @@ class Run:
 
     @cached_property
     def complete(self) -> dict[str, Any]:
-        """The config with what it was saved without, as `config.begun` takes it: settings added later.
+        """The config with what it was saved without: settings added later, and which data the nodes have.
 
         A user's own class is not loaded for it. Numbers that are equal are written alike.
         """
@@ -116,7 +124,22 @@ class Run:
                 known = specs.fields(registry.cls(given[kind]["name"]))
                 usual_here = {f.name: f.default for f in known if f.default is not dataclasses.MISSING}
                 found[kind] = {**usual_here, **given[kind]}
+        if self.agreed is not None:
+            found["dataset"] = {**found["dataset"], NODES: _data_of(self.agreed)}
+            if "secure" in self.agreed:
+                found["secure"] = self.agreed["secure"]
         return dict(json.loads(json.dumps(found, default=str), parse_float=_number))
+
+    @cached_property
+    def agreed(self) -> dict[str, Any] | None:
+        """What the nodes of a federation agreed on, as its server noted it; None of any other run."""
+        path = self.path / AGREED
+        if not path.exists():
+            return None
+        found = files.read_json(path)
+        if not isinstance(found, dict):
+            raise UserError(f"{path} does not say what the nodes agreed on.")
+        return found
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
@@ -167,6 +190,9 @@ class Run:
     @property
     def class_names(self) -> list[str]:
         """Names of the classes."""
+        inputs, divided = self.path / INPUTS, self.path / "partition.json"
+        if inputs.exists() and not divided.exists():  # the clients' data are elsewhere
+            return list(Inputs.load(inputs).class_names)
         return [str(name) for name in self.partition["class_names"]]
 
     @property
@@ -184,6 +210,14 @@ class Run:
     def algorithm(self) -> str:
         """The algorithm's name."""
         return str(self.config["algorithm"]["name"])
+
+    @property
+    def data_name(self) -> str:
+        """The data set in a few words: somebody's own is called the same wherever its file lies."""
+        name = str(self.config["dataset"]["name"])
+        if name in DATASETS:
+            return name
+        return provenance.named(name) if self.agreed is None else data_in_words(self.complete["dataset"])
 
     @property
     def finished(self) -> bool:
@@ -224,8 +258,14 @@ class Run:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set that the config names; a UserError says where it is looked for."""
-        return load(self.settings.dataset, root=self._data_root)
+        """The data set that the config names, if it is what the run was begun on.
+
+        A UserError says where it is looked for, or that it is not.
+        """
+        found = load(self.settings.dataset, root=self._data_root)
+        remedy = "bring the run's own data back, or name their folder with --data-root."
+        provenance.check_data(self.path, self._starts, provenance.facts(found), remedy)
+        return found
 
     def checkpoint(self, round_number: int | None = None) -> Checkpoint:
         """The newest checkpoint, or that of a round; only the last two rounds' are kept."""
@@ -246,8 +286,15 @@ class Run:
 
     @cached_property
     def model(self) -> Model:
-        """The network's structure."""
-        return make_model(self.settings, self.inputs, ALGORITHMS.make(self.settings.algorithm))
+        """The network's structure, of the code that the run was begun with."""
+        found = make_model(self.settings, self.inputs, ALGORITHMS.make(self.settings.algorithm))
+        provenance.check_code(self.path, self._starts, provenance.code(configs.what(self.settings)), "")
+        return found
+
+    @property
+    def _starts(self) -> list[dict[str, Any]]:
+        """What every start noted of its data and code, as `provenance` checks it."""
+        return provenance.starts(self.path / "made.json")
 
     def trained(self, round_number: int | None = None) -> Trained:
         """The global model after the last saved round, or after this one, to be used."""
@@ -397,6 +444,35 @@ def left_out(groups: Iterable[Group]) -> list[str]:
     ]
 
 
+def partly_tested(runs: Iterable[Run]) -> list[str]:
+    """A sentence for every run some of whose rounds were tested without a node of its federation."""
+    said = []
+    for run in runs:
+        without: dict[str, list[int]] = {}
+        for place, record in enumerate(run.evaluated):
+            for why in record.get("untested", ()):
+                without.setdefault(str(why).partition(",")[0], []).append(place)
+        shown = [f"{who} in {_spans(run.rounds, places)}" for who, places in without.items()]
+        if len(shown) > MOST_UNTESTED:
+            shown[MOST_UNTESTED:] = [f"{len(shown) - MOST_UNTESTED} others"]
+        if shown:
+            said.append(f"{run.name} was tested without {', '.join(shown)}")
+    return said
+
+
+def _spans(rounds: np.ndarray, places: Sequence[int]) -> str:
+    """``rounds 5 to 6 and 9``: of the evaluated rounds those at these places."""
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and place == runs[-1][-1] + 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    spans = [str(rounds[r[0]]) + (f" to {rounds[r[-1]]}" if len(r) > 1 else "") for r in runs]
+    last = " and ".join(filter(None, (", ".join(spans[:-1]), spans[-1])))
+    return f"round{'s' if len(places) > 1 else ''} {last}"
+
+
 def value(config: dict[str, Any], key: str) -> Any:
     """A setting by its dotted key: ``algorithm.beta``, ``training.local_epochs``, ``clients``."""
     found: Any = config
@@ -413,7 +489,11 @@ def in_words(config: dict[str, Any]) -> dict[str, str]:
     for key, given in config.items():
         if key in ("algorithm", *SEEDS, *ELSEWHERE):
             continue
-        if key in configs.REGISTRIES:
+        if key == "dataset":
+            found[key] = data_in_words(given)
+        elif key == "partition" and NODES in config["dataset"]:
+            found[key] = f"{specs.spec_text(PARTITIONS, given)} where nodes divide"
+        elif key in configs.REGISTRIES:
             found[key] = specs.spec_text(configs.REGISTRIES[key], given)
         elif key == "training":
             found |= {k: f"{k}={specs.word(v)}" for k, v in given.items()}
@@ -422,6 +502,42 @@ def in_words(config: dict[str, Any]) -> dict[str, str]:
         else:
             found[key] = f"{key}={specs.word(given)}"
     return found
+
+
+def data_in_words(dataset: dict[str, Any]) -> str:
+    """The data set of a `Run.complete` with its settings, and what is known of a federation's own data."""
+    named = specs.spec_text(DATASETS, {k: v for k, v in dataset.items() if k != NODES})
+    if NODES not in dataset:
+        return named
+    held = dataset[NODES]
+    parts = [
+        "x".join(map(str, held["shape"])) if held["shape"] else "",
+        f"{len(held['classes'])} classes" if held["classes"] else "",
+        f"{held['examples']:,} examples" if held["examples"] else "",
+        f"digest {held['digest']}",
+    ]
+    nodes = f"nodes' data ({', '.join(filter(None, parts))})"
+    return f"{named} and {nodes}" if dataset["name"] in DATASETS else nodes
+
+
+def _data_of(agreed: dict[str, Any]) -> dict[str, Any]:
+    """What tells the data of a federation's nodes from others', as far as its server noted it.
+
+    Of how many examples each node has the sum: where nodes divide the data, every seed does so anew.
+    """
+    names = agreed.get("class_names", agreed.get("classes"))
+    statistics = agreed.get("statistics")
+    if statistics is None:  # earlier versions noted the statistics themselves
+        statistics = [[f"{v:.4g}" for v in agreed.get(part) or ()] for part in ("mean", "std")]
+    examples = agreed.get("examples")
+    held = {
+        "shape": agreed.get("shape"),
+        "classes": names,
+        "columns": agreed.get("columns"),
+        "examples": None if examples is None else sum(examples),
+    }
+    said = json.dumps([*held.values(), statistics])
+    return held | {"digest": hashlib.blake2b(said.encode(), digest_size=4).hexdigest()}
 
 
 def _number(text: str) -> float:

@@ -154,7 +154,8 @@ def table(rows: Sequence[Row], seeds: int) -> Table:
     shown.add_column("algorithm", no_wrap=True)
     for heading in ("accuracy %", "forgetting", "training s", "MB down", "MB up"):
         shown.add_column(heading, justify="right")
-    shown.add_column(f"accuracy - {first.name}" + (" [95 % interval]" if seeds > 1 else ""))
+    ends = {1: "", 2: " [both seeds]"}.get(seeds, " [95 % interval]")  # of two pairs it is the two values
+    shown.add_column(f"accuracy - {first.name}{ends}")
     for r in rows:
         failed, left = len(_known(r.failed)), seeds - len(r.failed)
         lacking = (f"{failed} failed" if failed else "", f"{left} not run" if left else "")
@@ -187,5 +188,6 @@ def _against(first: Row, other: Row, seeds: int) -> str:
         return ""
     d = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
     interval = "" if d.low is None or d.high is None else f" [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
-    fewer = f" ({len(pairs)} of {seeds})" if len(pairs) < seeds else ""
+    values = ": both values" if len(pairs) == 2 else ""
+    fewer = f" ({len(pairs)} of {seeds}{values})" if len(pairs) < seeds else ""
     return f"{100 * d.mean:+.2f}{interval}{fewer}"

@@ -2,7 +2,9 @@
 
 import os
 import platform
+from dataclasses import MISSING, is_dataclass
 from importlib import metadata
+from inspect import cleandoc, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +27,7 @@ from fedrecall.errors import UserError, nearest
 from fedrecall.experiment import federate
 from fedrecall.measures import MEASURES
 from fedrecall.models.model import Model
-from fedrecall.models.networks import MODELS, build
+from fedrecall.models.networks import MODELS, build, factory_of
 from fedrecall.sinks import SINKS
 from fedrecall.specs import Registry
 
@@ -90,8 +92,12 @@ def show_command(
         )
     registry = _kind(kind)
     chosen, _, _ = registry.parse(name)
-    cls = registry.cls(chosen)
-    out.print(Panel(Text((cls.__doc__ or "").strip()), title=chosen, title_align="left"))
+    own = factory_of(chosen) if registry is MODELS and ":" in chosen else None
+    cls: Any = registry.cls(chosen) if own is None else own
+    out.print(Panel(Text(cleandoc(cls.__doc__ or "")), title=Text(chosen), title_align="left"))
+    if own is not None and not is_dataclass(own):  # a network, or a function that makes one
+        out.print(f"called as {own.__name__}{signature(own)}", soft_wrap=True, markup=False, highlight=False)
+        return
     fields = specs.fields(cls)
     if fields:
         shown = Table("parameter", "default", "allowed", "meaning", box=None, pad_edge=False)
@@ -100,9 +106,8 @@ def show_command(
             shown.add_row(Text(f.name, "bold"), Text(default), Text(f.allowed), Text(f.doc))
         out.print(shown)
     if kind.startswith("figure"):
-        recipe: Any = cls
-        out.print(f"needs {recipe.needs}. For example:", soft_wrap=True, markup=False)
-        for command in recipe.commands:
+        out.print(f"needs {cls.needs}. For example:", soft_wrap=True, markup=False)
+        for command in cls.commands:
             out.print(f"  {command}", soft_wrap=True, markup=False, highlight=False)
     if registry is ALGORITHMS:
         algorithm = ALGORITHMS.make(name)
@@ -186,8 +191,7 @@ def partition_command(
     Example: fedrecall partition --dataset digits --partition shards:2 --clients 20
     """
     values = gather(None, settings, set_)
-    clients = values.get("clients", 100)
-    config = configs.make({**values, "sample": 1 if str(clients) == "1" else values.get("sample", 0.1)})
+    config = configs.make(values)
     dataset = datasets.load(config.dataset, root=data_root)
     federation = federate(config, dataset, ALGORITHMS.make(config.algorithm))
     counts = federation.counts
@@ -305,6 +309,4 @@ def _assignment(field: specs.Field) -> str:
 
 
 def _is_missing(default: Any) -> bool:
-    import dataclasses
-
-    return default is dataclasses.MISSING
+    return default is MISSING

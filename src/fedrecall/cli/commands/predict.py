@@ -17,6 +17,7 @@ from torch import Tensor
 from fedrecall import files
 from fedrecall.cli.app import app, err, out
 from fedrecall.data import folders
+from fedrecall.data.datasets import DATASETS
 from fedrecall.data.images import decode
 from fedrecall.errors import Missing, UserError
 from fedrecall.models.trained import CHUNK, Inputs, Trained
@@ -49,7 +50,8 @@ def predict_command(
     opened = Run(run)
     if csv_ is not None:
         files.check_writable(csv_)
-    trained, resized = opened.trained(round_), bool(opened.config["dataset"].get("size"))
+    trained = opened.trained(round_)
+    resized = bool(getattr(DATASETS.make(opened.config["dataset"]), "size", 0))  # set, or the data set's own
     names, found = [], []
     chunks = [examples[i : i + CHUNK] for i in range(0, len(examples), CHUNK)]
     for chunk in track(chunks, "predicting", console=err, transient=True, disable=len(chunks) < 2):

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from fedrecall.cli.app import app, out
 from fedrecall.cli.commands.reports import Runs
-from fedrecall.cli.progress import line
+from fedrecall.cli.progress import line, seconds
 from fedrecall.errors import UserError, printable
+from fedrecall.papers.reproduction import duration
 from fedrecall.records import read_metrics, whole
 from fedrecall.reports.runs import Run, open_runs
 
@@ -31,6 +32,8 @@ class Follower:
     def __init__(self, run: Run):
         self.path = run.path
         self.name = printable(run.name)
+        self.data = run.data_name
+        self.divided = run.agreed is None  # else the nodes hold what they hold
         self.config = run.config
         self.records: list[dict[str, Any]] = []
         self._seen: tuple[int, int, int] | None = None
@@ -61,7 +64,7 @@ class Follower:
             return "finished"
         if self._seen is None or not self.records:
             return "no round finished yet"
-        return f"last round {_time(time.time() - self._seen[2] / 1e9)} ago"
+        return f"last round {duration(max(0.0, time.time() - self._seen[2] / 1e9))} ago"
 
     @property
     def left(self) -> float | None:
@@ -71,14 +74,6 @@ class Follower:
         recent = [seconds(r) for r in self.records[-RECENT:]]
         missing = int(self.config["rounds"]) - int(self.records[-1]["round"])
         return sum(recent) / len(recent) * missing
-
-
-def seconds(record: dict[str, Any]) -> float:
-    """What a round took here, all in all."""
-    spent = record.get("seconds", {})
-    measures = spent.get("measures", {})
-    parts = [*spent.values(), *(measures.values() if isinstance(measures, dict) else ())]
-    return float(sum(v for v in parts if isinstance(v, (int, float))))
 
 
 def sparkline(values: Sequence[float], width: int, low: float = 0.0, high: float = 1.0) -> str:
@@ -98,8 +93,8 @@ def view(run: Follower, width: int) -> Panel:
     done = records[-1]["round"] if records else 0
     algorithm = config["algorithm"]
     options = ", ".join(f"{k} {v}" for k, v in algorithm.items() if k != "name")
-    setup = f"{config['dataset']['name']}, {config['partition']['name']}, {config['clients']} clients, "
-    setup += f"seed {config['seed']}"
+    divided = f"{config['partition']['name']}, " if run.divided else ""
+    setup = f"{run.data}, {divided}{config['clients']} clients, seed {config['seed']}"
     left = run.left
     parts: list[RenderableType] = [
         Text(printable(f"{algorithm['name']}{f' ({options})' if options else ''} on {setup}"), "bold"),
@@ -112,7 +107,7 @@ def view(run: Follower, width: int) -> Panel:
                 color="green" if run.finished else "blue",
             ),
             Text(f"round {done} of {config['rounds']}"),
-            Text(run.state + ("" if left is None else f", about {_time(left)} left"), "dim"),
+            Text(run.state + ("" if left is None else f", about {duration(left)} left"), "dim"),
         ),
     ]
     evaluated = [r for r in records if "accuracy" in r]
@@ -220,11 +215,3 @@ def _tell(followed: Sequence[Follower], once: bool, every: float) -> None:
 
 def _say(text: str) -> None:
     out.print(printable(text), soft_wrap=True, markup=False, highlight=False)
-
-
-def _time(seconds: float) -> str:
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"

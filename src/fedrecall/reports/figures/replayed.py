@@ -61,10 +61,11 @@ class DuringTraining(Figure):
 
 
 def stages(run: Run, algorithms: Sequence[str], epochs: int) -> dict[str, Stage]:
-    """The run's last model in the hands of each algorithm."""
-    found = {}
+    """The run's last model in the hands of each algorithm, with the settings that are named with it."""
+    found, own = {}, ALGORITHMS.make(run.settings.algorithm)
     for spec in algorithms:
-        needed = ALGORITHMS.make(spec).auxiliary_per_class
+        algorithm = ALGORITHMS.make(spec)
+        needed = algorithm.auxiliary_per_class
         held = run.partition["auxiliary"] // len(run.class_names)
         if needed > held:
             raise UserError(
@@ -72,9 +73,10 @@ def stages(run: Run, algorithms: Sequence[str], epochs: int) -> dict[str, Stage]
                 f"run it with --auxiliary-per-class {needed}."
             )
         # The algorithm that the run itself had keeps its server's and its clients' memory.
-        own = spec == run.algorithm
         found[spec] = stage(
-            run, algorithm=None if own else spec, **({"local_epochs": epochs} if epochs else {})
+            run,
+            algorithm=None if algorithm == own else spec,
+            **({"local_epochs": epochs} if epochs else {}),
         )
     return found
 
