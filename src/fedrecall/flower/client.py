@@ -18,7 +18,7 @@ from fedrecall.config import Config
 from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import make_model
 from fedrecall.flower import member, wire
-from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo, own_statistics
+from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo, told_statistics
 from fedrecall.flower.wire import (
     Announcement,
     Call,
@@ -113,7 +113,7 @@ def announce(node: Node, content: RecordDict) -> RecordDict:
     config = _config(node, question.config)
     silo = Silo(node, config)
     d = silo.dataset
-    mean, std = own_statistics(d) if config.normalisation == "data" else ([], [])
+    mean, std = told_statistics(d) if config.normalisation == "data" else ([], [])
     return wire.pack(
         Announcement(
             node.client,

@@ -30,6 +30,8 @@ log = logging.getLogger("flwr")
 ELSEWHERE = "fedrecall.flower.node:Elsewhere"
 """How a config names the data set of a run whose data are at the nodes."""
 REMEDY = "allow it with custom=true in this node's --node-config."
+FEWEST = 10
+"""Numbers that a mean and a deviation must be of for a node to tell them: those of one are the number."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,20 @@ def own_statistics(dataset: Dataset) -> tuple[list[float], list[float]]:
     if dataset.columns is not None:
         return dataset.columns.mean, dataset.columns.std
     return dataset.mean.tolist(), dataset.std.tolist()
+
+
+def told_statistics(dataset: Dataset) -> tuple[list[float], list[float]]:
+    """What `own_statistics` has, unless it would tell the server single examples."""
+    mean, std = own_statistics(dataset)
+    behind = dataset.train.x[:, 0].numel()  # of each mean: an image has many pixels, a row one number
+    nothing = (np.array(mean) == 0).all() and (np.array(std) == 1).all()  # of a table that is left as it is
+    if behind < FEWEST and not nothing:
+        raise UserError(
+            f"the mean and deviation of fewer than {FEWEST} numbers tell what these are, so it does not send "
+            "them: give it more training examples, or let all nodes read their tables with standardise=false "
+            "(of images: let the run say normalisation='fixed')."
+        )
+    return mean, std
 
 
 class Kept:
