@@ -26,7 +26,7 @@ BASE = {
     "sample": 3,
     "rounds": 3,
     "dataset": "synthetic:classes=3,train=60,test=30",
-    "model": "tests/flower/small_net.py:make",
+    "model": "tests.flower.small_net:make",
     "precision": "float64",
     "training.local_epochs": 1,
     "training.batch_size": 7,
@@ -841,7 +841,7 @@ def test_classes_are_matched_by_name(tmp_path, tmp_path_factory):
     held = nodes(tmp_path / "m")
     for own in held.values():
         own |= {"data": f"folder:{tmp_path}/silo{own['client']}", "divide": False}
-    settings = {"dataset": "", "auxiliary_per_class": "", "model": "tests/flower/small_net.py:make"}
+    settings = {"dataset": "", "auxiliary_per_class": "", "model": "tests.flower.small_net:make"}
     with pytest.raises(UserError, match="give class_names, all of them in one order"):
         play(Grid(held), **settings)
     result = play(Grid(held), **settings, class_names="cat+bee+ant", algorithm="sfedkd", rounds=1)
@@ -1061,6 +1061,52 @@ def test_tables_that_mean_something_else_are_not_averaged(header, standardise, s
             own["data"] += f",standardise={standardise}"
     with pytest.raises(UserError, match=said):
         play(Grid(held), dataset="", auxiliary_per_class="", model="mlp:4")
+
+
+UNLIKE = [f"{i % 3 - 1 + i / 60!r},{5 + i % 7 / 7!r},{'xyz'[i % 3]}" for i in range(30)]
+"""Rows of which some have another mean and deviation than all."""
+
+
+def test_with_fixed_normalisation_a_table_is_taken_as_it_is_everywhere(tmp_path, monkeypatch):
+    """What each node has scaled by its own rows nobody can use later: not a saved model, not another node."""
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    for name, rows in (("silo0", UNLIKE), ("silo1", UNLIKE[:20]), ("silo2", UNLIKE[::2]), ("own", UNLIKE)):
+        write_table(tmp_path / name, rows, UNLIKE[:12])
+    held = nodes(tmp_path / "m", divide=False)
+    for own in held.values():
+        own["data"] = f"folder:{tmp_path}/silo{own['client']}"
+    settings = {"dataset": "", "auxiliary_per_class": "", "model": "mlp:8", "normalisation": "fixed"}
+    settings |= {"training.lr": 0.05, "training.local_epochs": 4}
+    with pytest.raises(UserError, match=r"client 0 has standardised .* standardise=false at every node"):
+        play(Grid(held), **settings)
+    for own in held.values():
+        own["data"] += ",standardise=false"
+    with pytest.raises(UserError, match=r"the server's folder are standardised .* standardise=false"):
+        play(Grid(held), **settings | {"dataset": f"folder:{tmp_path}/own", "auxiliary_per_class": 0})
+    result = play(Grid(held), **settings, out=str(tmp_path / "run"))
+    rows = torch.tensor([[float(v) for v in row.split(",")[:2]] for row in UNLIKE[:12]], dtype=torch.float64)
+    named = trained(tmp_path / "run").predict(rows)
+    right = sum(a == row[-1] for a, row in zip(named, UNLIKE[:12], strict=True))
+    assert right / len(rows) == result.accuracy > 0.8
+    play(Grid(held), **settings, rounds=1, algorithm="private:fedavg,noise=0")
+
+
+def test_a_node_that_comes_later_has_to_take_its_table_as_it_is_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    write_table(tmp_path / "silo", UNLIKE, UNLIKE[:12])
+    as_it_is = f"folder:{tmp_path}/silo,standardise=false"
+    held = nodes(tmp_path / "m", divide=False, data=as_it_is)
+
+    def tamper(node: int, reply: Message) -> Message | None:
+        if moved(held, node, grid.sent[-1].metadata):
+            held[5] |= {"data": as_it_is.partition(",")[0]}
+            return None
+        return reply
+
+    grid = Grid(held, tamper)
+    settings = {"dataset": "", "auxiliary_per_class": "", "model": "mlp:4", "normalisation": "none"}
+    result = play(grid, **settings, rounds=3)
+    assert [len(r["failures"]) for r in result.history] == [0, 1, 1]
 
 
 def test_a_server_whose_table_has_other_columns_is_refused(tmp_path, monkeypatch):

@@ -201,6 +201,11 @@ class Nodes:
         most = said.shape[0] if len(said.shape) == 1 else 0
         if len(said.columns) not in {0, most} or len(set(said.columns)) < len(said.columns):
             raise Malformed(f"client {said.client} calls columns of {said.shape} {_some(said.columns)}")
+        if self.facts is not None and self._scaled_alone(said):
+            raise Malformed(
+                f"client {said.client} has standardised its table by its own rows, which normalisation = "
+                f"{self.config.normalisation!r} is to avoid: read its files with standardise=false"
+            )
         known = None if self.facts is None else self.facts.columns
         if known is not None and said.columns != list(known):
             mine, others = _some(said.columns), _some(list(known))
@@ -228,9 +233,19 @@ class Nodes:
             if len(nodes) > 1
         ]
 
+    def _scaled_alone(self, said: Announcement) -> bool:
+        """Whether its examples would be other numbers than the same rows are at the other nodes."""
+        return said.standardised and self.config.normalisation != "data"
+
     def _agree(self, said: Sequence[Announcement]) -> Facts:
         first = said[0]
         names = list(self.hosting.class_names) or first.classes
+        if scaled := next((a for a in said if self._scaled_alone(a)), None):
+            raise UserError(
+                f"client {scaled.client} has standardised its table by its own rows, and with "
+                f"normalisation = {self.config.normalisation!r} nobody who uses the model could know by what: "
+                "read the files with standardise=false at every node."
+            )
         for other in said:
             if other.shape != first.shape:
                 raise UserError(

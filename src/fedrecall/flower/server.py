@@ -218,7 +218,13 @@ def _agreed_before(hosting: Hosting) -> Facts | None:
 def _own_data(config: Config) -> Dataset | None:
     if config.dataset["name"] == ELSEWHERE:
         return None
-    return normalised(config, load(config.dataset))
+    own = load(config.dataset)
+    if own.standardised and config.normalisation != "data":
+        raise UserError(
+            f"the columns of the server's {own.name} are standardised by its own rows, which normalisation = "
+            f"{config.normalisation!r} is to avoid: read its files with standardise=false."
+        )
+    return normalised(config, own)
 
 
 def _with(facts: Facts, own: Dataset, config: Config) -> Facts:
