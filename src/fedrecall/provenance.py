@@ -119,7 +119,7 @@ def code(config: Mapping[str, Any]) -> dict[str, str]:
     comments and layout have no part in it.
     """
     found: dict[str, str] = {}
-    for text in _texts(config):
+    for text in texts(config):
         place, _, rest = text.partition(":")
         module = specs.loaded(place) if rest else None
         if module is not None and hasattr(module, rest.partition(":")[0].partition(".")[0]):
@@ -136,15 +136,16 @@ def named(spec: str) -> str:
     return f"{Path(place).name}:{rest.partition(':')[0]}"
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts(value: Any) -> Iterator[str]:
+    """Every text in a value, however deep."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for inner in value.values():
-            yield from _texts(inner)
+            yield from texts(inner)
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            yield from _texts(inner)
+            yield from texts(inner)
 
 
 def _sources(module: types.ModuleType) -> set[bytes]:

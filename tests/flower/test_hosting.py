@@ -73,3 +73,22 @@ def test_dashes_and_dots_are_understood():
 def test_mistakes_are_explained(given, message):
     with pytest.raises(UserError, match=message):
         hosting.read(given)
+
+
+@pytest.mark.parametrize("form", ["{0}:Mine", "private:{0}:Mine"])
+def test_a_file_of_the_servers_is_not_named_to_nodes(form, tmp_path, monkeypatch):
+    """They have no such file, or another one."""
+    (tmp_path / "mine_at_server.py").write_text(
+        "from dataclasses import dataclass\nfrom fedrecall import FedAvg\n"
+        "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    pass\n"
+    )
+    given = {"clients": 4, "normalisation": "fixed", "model": "mlp"}
+    with pytest.raises(
+        UserError, match=r"^algorithm = 'mine_at_server.py:Mine' .* name it as package.module"
+    ):
+        hosting.read({**given, "algorithm": form.format(tmp_path / "mine_at_server.py")})
+    with pytest.raises(UserError, match=r"^model = 'net.py:make' is a file of the server's"):
+        hosting.read({**given, "model": "/somewhere/net.py:make"})
+    monkeypatch.syspath_prepend(tmp_path)
+    config, _ = hosting.read({**given, "algorithm": "mine_at_server:Mine"})
+    assert config.algorithm["name"] == "mine_at_server:Mine"
