@@ -83,9 +83,7 @@ def test_a_file_of_the_servers_is_not_named_to_nodes(form, tmp_path, monkeypatch
         "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    pass\n"
     )
     given = {"clients": 4, "normalisation": "fixed", "model": "mlp"}
-    with pytest.raises(
-        UserError, match=r"^algorithm = 'mine_at_server.py:Mine' .* name it as package.module"
-    ):
+    with pytest.raises(UserError, match=r"^algorithm = 'mine_at_server.py:Mine' .* name it as package"):
         hosting.read({**given, "algorithm": form.format(tmp_path / "mine_at_server.py")})
     with pytest.raises(UserError, match=r"^model = 'net.py:make' is a file of the server's"):
         hosting.read({**given, "model": "/somewhere/net.py:make"})

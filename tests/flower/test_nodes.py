@@ -17,6 +17,7 @@ from fedrecall.data.datasets import load as load_data
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
 from fedrecall.flower import hosting, server, wire
+from fedrecall.flower.nodes import Nodes
 from fedrecall.flower.wire import Report
 from fedrecall.records import RunFolder
 from fedrecall.reports.runs import trained
@@ -1118,3 +1119,23 @@ def test_a_server_whose_table_has_other_columns_is_refused(tmp_path, monkeypatch
     held = nodes(tmp_path / "m", data=f"folder:{tmp_path}/silo")
     with pytest.raises(UserError, match="the server's folder has the columns"):
         play(Grid(held), dataset=f"folder:{tmp_path}/own", auxiliary_per_class=0, model="mlp:4")
+
+
+def test_one_tensor_may_travel_under_two_names():
+    shared = torch.arange(4.0)
+    tree = {"w": shared, "again": shared, "part": shared[:2]}
+    content = wire.pack(wire.Refusal("none"), tree)
+    arrays = load(content["arrays"]["safetensors"].data)
+    assert {n: t.tolist() for n, t in arrays.items()} == {n: t.tolist() for n, t in tree.items()}
+
+
+def test_thousands_of_nodes_are_looked_through_once_a_question(tmp_path, monkeypatch):
+    """Not once for every answer to it."""
+    count, looks = 60, []
+    clients = Nodes._clients
+    monkeypatch.setattr(Nodes, "_clients", lambda self: looks.append(1) or clients(self))
+    run = {"clients": count, "sample": 3, "rounds": 1, "dataset": "", "auxiliary_per_class": ""}
+    run |= {"partition": "iid", "wait": 60}
+    result = play(Grid(nodes(tmp_path, count)), **run)
+    assert result.history[0]["failures"] == []
+    assert len(looks) < count / 2

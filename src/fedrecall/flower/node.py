@@ -99,8 +99,8 @@ class Silo:
                 raise UserError(f"it is client {node.client}, but the run has {config.clients} clients.")
             whole = federate(config, dataset, ALGORITHMS.make(config.algorithm))
             part = whole.parts[node.client]
-            places = torch.arange(node.client, len(dataset.test), config.clients)
-            test = Split(whole.dataset.test.x[places], whole.dataset.test.y[places])  # each node its share
+            mine, tested = slice(node.client, None, config.clients), whole.dataset.test
+            test = Split(tested.x[mine], tested.y[mine])  # each node its share, which may be none
             self.federation = replace(whole, parts=[part], dataset=replace(whole.dataset, test=test))
         else:
             self.federation = Federation(

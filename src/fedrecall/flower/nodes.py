@@ -135,6 +135,7 @@ class Nodes:
             content = wire.pack(Question(self._json))
             for identity, node in self._push(dict.fromkeys(new, content), "query", 0):
                 self._asked[identity] = node
+        here = self._clients()
         for node, reply in self._pull(self._asked):
             late = node in self._late
             self._late.discard(node)
@@ -146,9 +147,9 @@ class Nodes:
                 self._refused.add(node)
                 log.error("node %d is left out: %s", node, wire.tidy(str(error)))
                 continue
-            first = self._clients().get(said.client)
+            first = here.setdefault(said.client, node)
             self._known[node] = said
-            if first is not None and self.facts is not None:
+            if first != node and self.facts is not None:
                 log.warning(
                     "node %d says it is client %d, which node %d is: it is left out for as long as that one "
                     "is online",
@@ -242,9 +243,9 @@ class Nodes:
         names = list(self.hosting.class_names) or first.classes
         if scaled := next((a for a in said if self._scaled_alone(a)), None):
             raise UserError(
-                f"client {scaled.client} has standardised its table by its own rows, and with "
-                f"normalisation = {self.config.normalisation!r} nobody who uses the model could know by what: "
-                "read the files with standardise=false at every node."
+                f"client {scaled.client} has standardised its table by its own rows, and with normalisation "
+                f"= {self.config.normalisation!r} nobody who uses the model could know by what: read the "
+                "files with standardise=false at every node."
             )
         for other in said:
             if other.shape != first.shape:
@@ -368,7 +369,8 @@ class Nodes:
         packed = wire.pack_arrays(weights)
         contents = {client: wire.pack(self._task(round_number, client, 0), packed) for client in asked}
         count = len(self.facts.data.classes)
-        read = partial(self._tested, round_number)
+        said = {client: self._known[node].test_examples for client, node in self._clients().items()}
+        read = partial(self._tested, round_number, said)
         confusion, losses, missing = np.zeros((count, count), np.int64), [], []
         for client, tested in self._ask(contents, "evaluate", read, round_number=round_number).items():
             if isinstance(tested, ValueError):
@@ -387,7 +389,8 @@ class Nodes:
         loss = float(sum(loss * (tested / total) for loss, tested in losses))
         return Evaluation(confusion, loss, missing)
 
-    def _tested(self, round_number: int, client: int, content: RecordDict) -> Tested:
+    def _tested(self, round_number: int, said: Mapping[int, int], client: int, content: RecordDict) -> Tested:
+        """The counts, if they are of as many test examples as the client has said it has."""
         assert self.facts is not None
         classes = len(self.facts.data.classes)
         tested, arrays = wire.unpack(content, Tested, "its reply")
@@ -397,8 +400,8 @@ class Nodes:
             raise Malformed(f"its reply is of client {tested.client}, round {tested.round}")
         if len(tested.confusion) != classes**2 or min(tested.confusion) < 0:
             raise Malformed(f"its reply does not hold {classes} x {classes} counts")
-        if sum(tested.confusion) != (said := self._known[self._clients()[client]].test_examples):
-            raise Malformed(f"its reply counts {sum(tested.confusion)} examples, and it said it has {said}")
+        if sum(tested.confusion) != (count := said.get(client)):
+            raise Malformed(f"its reply counts {sum(tested.confusion)} examples, and it said it has {count}")
         if tested.loss < 0:
             raise Malformed(f"its reply has a loss of {tested.loss:g}, which cannot be less than 0")
         return tested

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
-from fedrecall import trees
+from fedrecall import files, trees
 from fedrecall.errors import Malformed, printable
 
 FORMAT = "safetensors"
@@ -211,7 +211,7 @@ def pack(values: Any, tree: Any = None) -> RecordDict:
 
 def pack_arrays(tree: Any) -> ArrayRecord:
     """The tree's tensors as a record, for more messages than one."""
-    text = save({n: t.detach().cpu().contiguous() for n, t in trees.leaves(tree)})
+    text = files.packed(trees.arrays(tree))
     return ArrayRecord({FORMAT: Array("uint8", (len(text),), FORMAT, text)})
 
 
