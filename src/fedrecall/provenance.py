@@ -119,15 +119,21 @@ def code(config: Mapping[str, Any]) -> dict[str, str]:
     comments and layout have no part in it.
     """
     found: dict[str, str] = {}
-    for text in texts(config):
+    for text, module in modules(config):
+        digest = hashlib.blake2b(digest_size=8)
+        for one in sorted(set(sources(module).values())):
+            digest.update(one)
+        found[named(text)] = digest.hexdigest()
+    return found
+
+
+def modules(value: Any) -> Iterator[tuple[str, types.ModuleType]]:
+    """Each text in a value that names something of somebody's own, and the module that has it."""
+    for text in texts(value):
         place, _, rest = text.partition(":")
         module = specs.loaded(place) if rest else None
         if module is not None and hasattr(module, rest.partition(":")[0].partition(".")[0]):
-            digest = hashlib.blake2b(digest_size=8)
-            for one in sorted(_sources(module)):
-                digest.update(one)
-            found[named(text)] = digest.hexdigest()
-    return found
+            yield text, module
 
 
 def named(spec: str) -> str:
@@ -148,8 +154,8 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(inner)
 
 
-def _sources(module: types.ModuleType) -> set[bytes]:
-    """The source of a module and of all that it takes names from, without comments."""
+def sources(module: types.ModuleType) -> dict[str, bytes]:
+    """The source of a module and of all that it takes names from, without comments, by module."""
     found: dict[str, bytes] = {}
     todo = [module]
     while todo:
@@ -164,7 +170,7 @@ def _sources(module: types.ModuleType) -> set[bytes]:
                 taken = sys.modules.get(value.__module__)
             if taken is not None and not _packaged(taken):
                 todo.append(taken)
-    return set(found.values())
+    return found
 
 
 def _source(module: types.ModuleType) -> bytes | None:

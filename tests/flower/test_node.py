@@ -9,6 +9,7 @@ import torch
 from flwr.app import Message
 from tests.flower.grids import Grid
 
+from fedrecall import __version__
 from fedrecall import config as configs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.scaffold import Memory
@@ -203,7 +204,8 @@ def test_what_an_algorithm_is_made_of_is_not_imported_either(spec, tmp_path, mon
 
 def announced(node: dict[str, object], config: str) -> dict[str, object]:
     grid = Grid({1000: node})
-    question = Message(wire.pack(wire.Question(config)), 1000, "query")
+    code = wire.as_json(wire.Code(__version__, "", [], []))
+    question = Message(wire.pack(wire.Question(config, code)), 1000, "query")
     question.metadata.__dict__["_message_id"] = "question"
     return dict(grid.answer(1000, question).content["values"])
 

@@ -1,6 +1,7 @@
 """The server and the nodes without processes between them: what is computed, and what is refused."""
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata,
 from safetensors.torch import load, save
 from tests.flower.grids import Grid
 
+from fedrecall import __version__, files, trees
 from fedrecall import config as configs
-from fedrecall import files, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.augmentation import plain
 from fedrecall.data.datasets import load as load_data
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
+from fedrecall.flower import code as codes
 from fedrecall.flower import hosting, server, wire
 from fedrecall.flower.nodes import Nodes
 from fedrecall.flower.wire import Report
@@ -867,7 +869,7 @@ def test_statistics_are_those_of_all_examples_together():
     said = [
         wire.Announcement(
             k, len(p), 0, [2, 5, 10], ["a"],
-            p.mean((0, 2)).tolist(), p.std((0, 2), correction=0).tolist(), [], False,
+            p.mean((0, 2)).tolist(), p.std((0, 2), correction=0).tolist(), [], False, "",
         )
         for k, p in enumerate(parts)
     ]  # fmt: skip
@@ -885,7 +887,9 @@ def test_a_channel_that_never_varies_at_one_node_does_so_in_the_statistics_of_al
     drawn = [torch.randint(90, 120, (n, 1, 6, 6), generator=stream, dtype=torch.uint8) for n in (4, 9)]
     for parts in ([torch.full((5, 1, 6, 6), 7, dtype=torch.uint8), *drawn], [drawn[0] * 0, drawn[1] * 0]):
         said = [
-            wire.Announcement(k, len(x), 0, [1, 6, 6], ["a"], *(t.tolist() for t in statistics(x)), [], False)
+            wire.Announcement(
+                k, len(x), 0, [1, 6, 6], ["a"], *(t.tolist() for t in statistics(x)), [], False, ""
+            )
             for k, x in enumerate(parts)
         ]
         mean, std = _pooled(said)
@@ -1139,3 +1143,103 @@ def test_thousands_of_nodes_are_looked_through_once_a_question(tmp_path, monkeyp
     result = play(Grid(nodes(tmp_path, count)), **run)
     assert result.history[0]["failures"] == []
     assert len(looks) < count / 2
+
+
+OWN = """
+from dataclasses import dataclass
+from fedrecall import FedAvg
+from helper_at_both import factor
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    # by default two
+    factor: float = factor()
+"""
+
+
+class Edited(Grid):
+    """Node 1007 has other files than the server."""
+
+    def __init__(self, held: dict[int, dict[str, object]], changes: dict[Path, str], kind: str = "query"):
+        super().__init__(held)
+        self.changes, self.kind = changes, kind
+
+    def answer(self, node: int, message: Message) -> Message:
+        """With its own files while it answers."""
+        mine = self.changes if node == 1007 and message.metadata.message_type == self.kind else {}
+        before = {path: path.read_text() for path in mine}
+        try:
+            for path, text in mine.items():
+                path.write_text(text)
+            return super().answer(node, message)
+        finally:
+            for path, text in before.items():
+                path.write_text(text)
+
+
+@pytest.fixture
+def own_code(tmp_path, monkeypatch):
+    """An algorithm of somebody's own that takes a name from another module of theirs."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "plug_at_both.py").write_text(OWN)
+    (folder / "helper_at_both.py").write_text("def factor():\n    return 2.0\n")
+    monkeypatch.syspath_prepend(folder)
+    for name in ("plug_at_both", "helper_at_both"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["query", "train"])
+@pytest.mark.parametrize("file", ["plug_at_both", "helper_at_both"])
+def test_a_node_whose_own_code_is_another_is_left_out(file, kind, own_code, tmp_path, caplog):
+    path = own_code / f"{file}.py"
+    changed_file = path.read_text() + "# of no matter\nMORE = 1\n"
+    run = {"algorithm": "plug_at_both:Mine", "rounds": 1, "min_clients": 2}
+    result = play(Edited(nodes(tmp_path / "m"), {path: changed_file}, kind), **run)
+    said = f"its {file} is other code than the server's: install the same at both."
+    assert said in caplog.text + str(result.history[0]["failures"])
+    assert len(result.history[0]["failures"]) == 1
+
+
+def test_where_code_lies_and_how_it_is_commented_is_no_difference(own_code, tmp_path, monkeypatch, caplog):
+    config, _ = hosting.read({**BASE, "algorithm": "private:plug_at_both:Mine,noise=0", "model": "mlp"})
+    servers = codes.own(config)
+    assert sorted(servers.modules) == ["helper_at_both", "plug_at_both"]
+    (own_code / "plug_at_both.py").write_text(OWN.replace("# by default two", "# by default as it was\n\n"))
+    codes.check(servers, config)
+    own_code.rename(tmp_path / "elsewhere")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    for name in servers.modules:
+        monkeypatch.delitem(sys.modules, name)
+    config = configs.make(configs.as_dict(config))
+    codes.check(servers, config)
+    (tmp_path / "elsewhere" / "helper_at_both.py").write_text("def factor():\n    return 3.0\n")
+    with pytest.raises(UserError, match="its helper_at_both is other code than the server's"):
+        codes.check(servers, config)
+    at = servers.modules.index("plug_at_both")  # the helper is a package's, at the server alone
+    codes.check(servers._replace(modules=["plug_at_both"], digests=[servers.digests[at]]), config)
+    for codes_say in (codes.check, codes.warn):  # sources are written down as Python's version does
+        codes_say(servers._replace(fedrecall="0.0.9", python="3.99"), config)
+    assert "the server has fedrecall 0.0.9, this node has" in caplog.text
+    assert "the server has Python 3.99, this node has" in caplog.text
+
+
+def test_a_network_of_ones_own_is_compared_as_well():
+    config, _ = hosting.read(BASE)
+    servers = codes.own(config)
+    assert servers.modules == ["tests.flower.small_net"]
+    with pytest.raises(UserError, match=r"its tests\.flower\.small_net is other code"):
+        codes.check(servers._replace(digests=["0" * 16]), config)
+
+
+def test_a_node_with_another_version_of_fedrecall_is_named(tmp_path, caplog):
+    def tamper(node: int, reply: Message) -> Message:
+        old = node == 1007 and reply.metadata.message_type == "query"
+        return value(version="0.0.9\x1b")(reply) if old else reply
+
+    play(Grid(nodes(tmp_path), tamper), rounds=1)
+    said = [r.getMessage() for r in caplog.records if "has fedrecall" in r.getMessage()]
+    assert said == [
+        f"client 1 has fedrecall 0.0.9\ufffd, the server has {__version__}: install the same at both."
+    ]

@@ -10,18 +10,20 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from fedrecall import __version__, payloads
 from fedrecall import config as configs
-from fedrecall import payloads
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.config import Config
 from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import make_model
+from fedrecall.flower import code as codes
 from fedrecall.flower import member, wire
 from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo, told_statistics
 from fedrecall.flower.wire import (
     Announcement,
     Call,
+    Code,
     Data,
     MaskedReport,
     MaskedTask,
@@ -111,6 +113,9 @@ def announce(node: Node, content: RecordDict) -> RecordDict:
     question, arrays = wire.unpack(content, Question, "the server's question")
     _no_arrays(arrays)
     config = _config(node, question.config)
+    servers = _servers_code(question.code)
+    codes.warn(servers, config)
+    codes.check(servers, config)
     silo = Silo(node, config)
     d = silo.dataset
     mean, std = told_statistics(d) if config.normalisation == "data" else ([], [])
@@ -125,6 +130,7 @@ def announce(node: Node, content: RecordDict) -> RecordDict:
             std,
             list(d.features),
             d.standardised,
+            __version__,
         )
     )
 
@@ -201,6 +207,7 @@ def _prepare(node: Node, task: Task) -> tuple[FedAvg, Model, Silo, Config]:
     if task.round < 1 or task.remembered < 0:
         raise Malformed("the server's task is of no round")
     config = _config(node, task.config)
+    codes.check(_servers_code(task.code), config)
     silo = Silo(
         node, config, wire.values(wire.from_json(task.data, "the task's data"), Data, "the task's data")
     )
@@ -219,6 +226,11 @@ def _config(node: Node, text: str) -> Config:
     }
     with node.guard():
         return configs.make(values | mine)
+
+
+def _servers_code(text: str) -> Code:
+    what = "what the server says of its code"
+    return wire.values(wire.from_json(text, what), Code, what)
 
 
 def _no_arrays(arrays: object) -> None:

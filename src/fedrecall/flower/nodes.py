@@ -12,12 +12,13 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from fedrecall import __version__, payloads
 from fedrecall import config as configs
-from fedrecall import payloads
 from fedrecall.backends.backend import Job
 from fedrecall.config import Config
 from fedrecall.data.store import fixed_statistics
 from fedrecall.errors import Malformed, UserError
+from fedrecall.flower import code as codes
 from fedrecall.flower import wire
 from fedrecall.flower.hosting import Hosting
 from fedrecall.flower.node import ELSEWHERE
@@ -76,6 +77,7 @@ class Nodes:
         self.up: Any = None
         """The template of uploads, once there is a model."""
         self._json = wire.as_json(_for_nodes(config))
+        self._code = wire.as_json(codes.own(config))
         self._examples: dict[int, int] = {}
         """Of each client, as the node that is the client's has said."""
         self._testers: set[int] = set()
@@ -132,7 +134,7 @@ class Nodes:
         self._late &= online
         new = online - self._known.keys() - self._refused - set(self._asked.values())
         if new:
-            content = wire.pack(Question(self._json))
+            content = wire.pack(Question(self._json, self._code))
             for identity, node in self._push(dict.fromkeys(new, content), "query", 0):
                 self._asked[identity] = node
         here = self._clients()
@@ -148,6 +150,11 @@ class Nodes:
                 log.error("node %d is left out: %s", node, wire.tidy(str(error)))
                 continue
             first = here.setdefault(said.client, node)
+            if said.version != __version__:
+                log.warning(
+                    "client %d has fedrecall %s, the server has %s: install the same at both.",
+                    *(said.client, wire.tidy(said.version), __version__),
+                )
             self._known[node] = said
             if first != node and self.facts is not None:
                 log.warning(
@@ -416,7 +423,7 @@ class Nodes:
             0, ((round_number - 1) // every - 1) * every
         )  # the older of the two checkpoints that are kept
         data = wire.as_json(self.facts.data)
-        return Task(self._json, data, self.run, round_number, client, remembered, keep)
+        return Task(self._json, data, self.run, round_number, client, remembered, keep, self._code)
 
     def _ask(
         self,

@@ -30,11 +30,25 @@ LONGEST_VISIT = 10**8
 """Seconds; three years."""
 
 
+class Code(NamedTuple):
+    """What the server runs, for a node to compare with what it runs itself."""
+
+    fedrecall: str
+    """The version."""
+    python: str
+    modules: list[str]
+    """Those of somebody's own that the run names, and those that these take names from."""
+    digests: list[str]
+    """Of their sources."""
+
+
 class Question(NamedTuple):
     """Sent to ask a node who it is."""
 
     config: str
     """The run's config as JSON."""
+    code: str
+    """A `Code` as JSON."""
 
 
 class Announcement(NamedTuple):
@@ -55,6 +69,8 @@ class Announcement(NamedTuple):
     """What a table's columns are called, in their order; none of images."""
     standardised: bool
     """Whether a table's columns have been moved and scaled when they were read."""
+    version: str
+    """Of fedrecall."""
 
 
 class Data(NamedTuple):
@@ -79,6 +95,8 @@ class Task(NamedTuple):
     """The round of the client's last visit that the server has; 0 before the first."""
     keep: int
     """Memories that the server may still go back to: those of this round and later."""
+    code: str
+    """A `Code` as JSON."""
 
 
 class Report(NamedTuple):
