@@ -258,7 +258,8 @@ def test_a_node_that_says_what_cannot_be_is_left_out(case, tmp_path, caplog):
 
     run = {"rounds": 1, "dataset": "", "auxiliary_per_class": "", "min_clients": 2}
     result = play(Grid(nodes(tmp_path), tell), **run)
-    assert result.history[0]["failures"] == ["client 1, round 1: its node is not connected"]
+    (failure,) = result.history[0]["failures"]
+    assert failure.startswith("client 1, round 1: its node is left out: client 1 ")
     assert "node 1007 is left out: client 1 " in caplog.text
     assert 0.1 < result.federation.dataset.std.item() < 1
 
@@ -669,6 +670,58 @@ def test_nodes_that_do_not_fit_are_named(change, message, tmp_path):
         play(Grid(held), dataset="", auxiliary_per_class="", min_clients=3)
 
 
+def test_who_is_left_out_is_not_said_to_be_away(tmp_path):
+    """Nor that its SuperNode is to be started, which it has been."""
+    held = nodes(tmp_path)
+    held[1000]["data"], held[1007]["typo"] = "folder:/nowhere", 1
+    with pytest.raises(UserError, match="1 of 3 clients are here, missing 0, 1") as error:
+        play(Grid(held), min_clients=2)
+    assert "node 1000, client 0 (it cannot read its data: its own log says why.)" in str(error.value)
+    assert "node 1007 (--node-config has no 'typo'" in str(error.value)
+    result = play(Grid(held), rounds=1)
+    assert result.history[0]["failures"] == [
+        "client 0, round 1: its node is left out: it cannot read its data: its own log says why.",
+        "client 1, round 1: its node is not connected, or is one that is left out and does not say which "
+        "client it is",
+    ]
+
+
+@pytest.mark.parametrize("mended", [1, 2])
+def test_a_node_that_was_left_out_takes_part_once_it_is_mended(mended, tmp_path, monkeypatch, caplog):
+    """It stays online all the time: its owner puts right what it could not read."""
+    held = nodes(tmp_path)
+    whole, held[1007]["data"] = held[1007]["data"], "folder:/nowhere"
+
+    def tamper(node: int, reply: Message) -> Message:
+        if grid.sent[-1].metadata.group_id == f"{mended}":
+            held[1007]["data"] = whole
+        return reply
+
+    monkeypatch.setattr("fedrecall.flower.nodes.AGAIN", 0.0)
+    grid = Grid(held, tamper)
+    result = play(grid, rounds=4)
+    assert [len(r["failures"]) for r in result.history] == [1] * mended + [0] * (4 - mended)
+    told = [r for r in caplog.records if "node 1007 is left out" in r.getMessage()]
+    assert len(told) == 1  # however often it was asked
+
+
+def test_a_node_is_waited_for_that_is_mended_before_the_start(tmp_path, monkeypatch):
+    held = nodes(tmp_path)
+    whole, held[1007]["data"] = held[1007]["data"], "folder:/nowhere"
+    refused = []
+
+    def tamper(node: int, reply: Message) -> Message:
+        if node == 1007 and "reason" in reply.content["values"]:
+            refused.append(node)
+            if len(refused) == 3:
+                held[1007]["data"] = whole
+        return reply
+
+    monkeypatch.setattr("fedrecall.flower.nodes.AGAIN", 0.01)
+    result = play(Grid(held, tamper), rounds=1, wait=30)
+    assert (len(refused), result.history[0]["failures"]) == (3, [])
+
+
 def test_with_enough_clients_the_run_goes_on_without_the_others(tmp_path, caplog):
     held = nodes(tmp_path)
     del held[1007]
@@ -771,7 +824,8 @@ def test_what_is_wrong_with_a_nodes_data_stays_in_its_log(tmp_path, caplog):
     with pytest.raises(UserError, match="missing 0"):
         play(grid, **run)
     (reply,) = grid.received
-    assert dict(reply.content["values"]) == {"reason": "it cannot read its data: its own log says why."}
+    said = {"reason": "it cannot read its data: its own log says why.", "client": 0}
+    assert dict(reply.content["values"]) == said
     assert secret in caplog.text
 
 

@@ -21,6 +21,7 @@ from fedrecall.flower import code as codes
 from fedrecall.flower import member, wire
 from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo, told_statistics
 from fedrecall.flower.wire import (
+    UNKNOWN,
     Announcement,
     Call,
     Code,
@@ -54,15 +55,18 @@ def _answer(handler: Handler, message: Message, context: Context) -> Message:
     """
     if threads is not None:
         torch.set_num_threads(threads)
+    client = UNKNOWN
     try:
         node = Node.of(context.node_config)
+        client = node.client
         with node.guard():
             content = handler(node, message.content)
     except (UserError, Malformed) as error:
-        content = wire.pack(Refusal(wire.tidy(str(error))))
+        content = wire.pack(Refusal(wire.tidy(str(error)), client))
     except Exception as error:
         log.exception("this node failed where it should not have")
-        content = wire.pack(Refusal(f"it failed ({type(error).__name__}): its own log says why."))
+        reason = f"it failed ({type(error).__name__}): its own log says why."
+        content = wire.pack(Refusal(reason, client))
     return Message(content, reply_to=message)
 
 

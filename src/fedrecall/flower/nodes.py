@@ -34,6 +34,8 @@ PROGRESS = 10.0
 """Seconds between lines that say who is waited for."""
 
 
+AGAIN = 30.0
+"""Seconds after which a node that is left out is asked anew: it may have been mended."""
 INTRODUCTION = 60.0
 """Seconds that a node which comes later has to say who it is."""
 MOST_EXAMPLES = 10**9
@@ -49,6 +51,14 @@ class Receipt(NamedTuple):
 
     round: Tensor
     """The round of the last visit whose upload arrived; the node has the memory under this number."""
+
+
+class LeftOut(Malformed):
+    """Why a node is not used, which client it says it is, and when it said so."""
+
+    def __init__(self, reason: str, client: int):
+        super().__init__(reason)
+        self.client, self.when = client, time.monotonic()
 
 
 class Facts(NamedTuple):
@@ -88,7 +98,8 @@ class Nodes:
         """Node id by id of the question."""
         self._late: set[int] = set()
         """Of those asked, nodes that nobody waits for any more; an answer still counts."""
-        self._refused: set[int] = set()
+        self._left_out: dict[int, LeftOut] = {}
+        """By node id."""
 
     # Who is there.
 
@@ -108,11 +119,7 @@ class Nodes:
                 if len(here) >= max(hosting.min_clients, 1):
                     log.warning("%d of %d clients are here; going on without the others.", len(here), needed)
                     break
-                raise UserError(
-                    f"after {hosting.wait:g} s {len(here)} of {needed} clients are here, missing "
-                    f"{_some(sorted(set(range(needed)) - here.keys()))}; start their SuperNodes, "
-                    "wait longer, or lower min_clients."
-                )
+                raise UserError(self._missing(here.keys()))
             if now - told > PROGRESS:
                 told = now
                 log.info(
@@ -125,18 +132,37 @@ class Nodes:
             time.sleep(hosting.poll)
         return self._agree([self._known[node] for _, node in sorted(here.items())])
 
-    def _look(self) -> None:
-        """Ask new nodes who they are, hear those who were asked, forget those who left."""
+    def _missing(self, here: Set[int]) -> str:
+        """Who is not here at the deadline, and what would do about it."""
+        missing = sorted(set(range(self.config.clients)) - here)
+        start = "start their SuperNodes, wait longer"
+        if self._left_out:
+            shown = [f"{_called(node, why.client)} ({why})" for node, why in self._left_out.items()]
+            start = f"mend what keeps these from taking part: {_some(shown)}; start the SuperNodes of others"
+        return (
+            f"after {self.hosting.wait:g} s {len(here)} of {self.config.clients} clients are here, missing "
+            f"{_some(missing)}; {start}, or lower min_clients."
+        )
+
+    def _online(self) -> set[int]:
+        """Who is there; those who left are forgotten."""
         online = set(self.grid.get_node_ids())
         self._known = {node: a for node, a in self._known.items() if node in online}
         self._asked = {i: node for i, node in self._asked.items() if node in online}
-        self._refused &= online
+        self._left_out = {node: why for node, why in self._left_out.items() if node in online}
         self._late &= online
-        new = online - self._known.keys() - self._refused - set(self._asked.values())
+        return online
+
+    def _look(self) -> None:
+        """Ask new nodes who they are, hear those who were asked, forget those who left."""
+        new = self._online() - self._known.keys() - set(self._asked.values())
+        now = time.monotonic()
+        new -= {node for node, why in self._left_out.items() if now - why.when < AGAIN}
         if new:
             content = wire.pack(Question(self._json, self._code))
             for identity, node in self._push(dict.fromkeys(new, content), "query", 0):
                 self._asked[identity] = node
+            self._late |= new & self._left_out.keys()  # whose answer may be as before
         here = self._clients()
         for node, reply in self._pull(self._asked):
             late = node in self._late
@@ -146,9 +172,9 @@ class Nodes:
             except ValueError as error:
                 if late and not isinstance(reply, Malformed) and reply.has_error():
                     continue  # the question has expired: it is asked once more
-                self._refused.add(node)
-                log.error("node %d is left out: %s", node, wire.tidy(str(error)))
+                self._leave_out(node, error)
                 continue
+            self._left_out.pop(node, None)
             first = here.setdefault(said.client, node)
             if said.version != __version__:
                 log.warning(
@@ -167,6 +193,12 @@ class Nodes:
             self._examples[client] = said.examples
             (self._testers.add if said.test_examples else self._testers.discard)(client)
 
+    def _leave_out(self, node: int, error: ValueError) -> None:
+        reason = wire.tidy(str(error))
+        if str(self._left_out.get(node)) != reason:  # said once, however often it is asked
+            log.error("node %d is left out: %s", node, reason)
+        self._left_out[node] = LeftOut(reason, getattr(error, "client", wire.UNKNOWN))
+
     def _meet(self, clients: Set[int]) -> None:
         """See who is there; a new node may be one of these clients come back, so its answer is waited for."""
         deadline = time.monotonic() + min(self.hosting.timeout, INTRODUCTION)
@@ -179,10 +211,26 @@ class Nodes:
             time.sleep(self.hosting.poll)
             self._look()
 
+    def _absence(self) -> Callable[[int], str]:
+        """Why there is nothing of a client that is not among those who are here."""
+        reasons = {why.client: f"its node is left out: {why}" for why in self._left_out.values()}
+        nowhere = "its node is not connected"
+        if wire.UNKNOWN in reasons:
+            nowhere += ", or is one that is left out and does not say which client it is"
+        return lambda client: reasons.get(client, nowhere)
+
     def _announcement(self, reply: Message | Malformed) -> Announcement:
         said, arrays = wire.unpack(_content(reply), Announcement, "what it says of itself")
-        if arrays:
-            raise Malformed("what it says of itself has undeclared arrays")
+        try:
+            if arrays:
+                raise Malformed("what it says of itself has undeclared arrays")
+            self._check(said)
+        except Malformed as error:
+            raise LeftOut(str(error), said.client) from error
+        return said
+
+    def _check(self, said: Announcement) -> None:
+        """Raise Malformed if what a node says of itself cannot be, or is not what the others have said."""
         if not 0 <= said.client < self.config.clients:
             raise Malformed(
                 f"it says it is client {said.client}, and there are {self.config.clients}, from 0 on"
@@ -222,7 +270,6 @@ class Nodes:
             raise Malformed(
                 f"client {said.client} has examples of {said.shape}, others of {self.facts.shape}"
             )
-        return said
 
     def _clients(self) -> dict[int, int]:
         """Node of each client; of several that say the same number the one that was here first."""
@@ -316,6 +363,7 @@ class Nodes:
         """The visits in the order of their jobs; who does not answer in time, or not well, has failed."""
         if not jobs:
             return
+        self._meet({job.client for job in jobs})
         tasks = {job.client: self._task(job.round, job.client, _remembered(job)) for job in jobs}
         downs = _packed(jobs)
         if self.hosting.secure == "off":
@@ -371,7 +419,7 @@ class Nodes:
     def evaluate(self, weights: Weights, round_number: int) -> Evaluation:
         """The model on the test examples of every node that has some and is there."""
         assert self.facts is not None
-        self._look()
+        self._meet(self._testers)
         asked = sorted(self._testers)
         packed = wire.pack_arrays(weights)
         contents = {client: wire.pack(self._task(round_number, client, 0), packed) for client in asked}
@@ -448,11 +496,9 @@ class Nodes:
         self, contents: Mapping[int, RecordDict], kind: str, round_number: int
     ) -> dict[int, tuple[Message | Malformed | None, str]]:
         """Each client's reply, or None and why there is none."""
-        found: dict[int, tuple[Message | Malformed | None, str]] = dict.fromkeys(
-            contents, (None, "its node is not connected")
-        )
-        self._meet(contents.keys())
-        here = self._clients()
+        self._online()
+        here, absence = self._clients(), self._absence()
+        found: dict[int, tuple[Message | Malformed | None, str]] = {c: (None, absence(c)) for c in contents}
         sent = {here[client]: content for client, content in contents.items() if client in here}
         client_of = {here[client]: client for client in contents if client in here}
         deadline = time.monotonic() + self.hosting.timeout
@@ -523,7 +569,7 @@ def _content(reply: Message | Malformed) -> RecordDict:
         reason = wire.tidy(reply.error.reason or "no reason given")
         raise Malformed(f"Flower reports error {reply.error.code} of its node: {reason}")
     if (refusal := wire.refused(reply.content)) is not None:
-        raise Malformed(refusal)
+        raise LeftOut(refusal.reason, refusal.client)
     return reply.content
 
 
@@ -551,6 +597,10 @@ def _pooled(said: Sequence[Announcement]) -> tuple[list[float], list[float]]:
 def _for_nodes(config: Config) -> dict[str, Any]:
     """What nodes are told: nothing of the server's own data, nor of where it sends its numbers."""
     return configs.as_dict(config) | {"dataset": {"name": ELSEWHERE}, "sinks": []}
+
+
+def _called(node: int, client: int) -> str:
+    return f"node {node}" if client == wire.UNKNOWN else f"node {node}, client {client}"
 
 
 def _some(items: Sequence[object]) -> str:

@@ -26,6 +26,8 @@ FORMAT = "safetensors"
 LONGEST_REASON = 500
 LARGEST = 2**53
 """Up to which a whole number is one of floating point, too."""
+UNKNOWN = -1
+"""The number of a node whose owner has given it none that can be read."""
 LONGEST_VISIT = 10**8
 """Seconds; three years."""
 
@@ -214,6 +216,7 @@ class Refusal(NamedTuple):
     """Sent by a node that did not do what it was asked."""
 
     reason: str
+    client: int = UNKNOWN
 
 
 Values = TypeVar("Values", bound=tuple[Any, ...])
@@ -252,12 +255,13 @@ def unpack(content: RecordDict, kind: type[Values], what: str) -> tuple[Values, 
         raise Malformed(f"{what} does not hold named arrays: {tidy(str(error))}") from error
 
 
-def refused(content: RecordDict) -> str | None:
-    """The reason, if a reply is a refusal."""
+def refused(content: RecordDict) -> Refusal | None:
+    """The refusal, if a reply is one."""
     record = content.get("values")
-    if len(content) != 1 or not isinstance(record, ConfigRecord) or set(record) != {"reason"}:
+    if len(content) != 1 or not isinstance(record, ConfigRecord) or set(record) != set(Refusal._fields):
         return None
-    return tidy(str(record["reason"]))
+    reason, client = (record[name] for name in Refusal._fields)
+    return Refusal(tidy(str(reason)), client if type(client) is int else UNKNOWN)
 
 
 def tidy(reason: str) -> str:
