@@ -722,6 +722,78 @@ def test_a_node_is_waited_for_that_is_mended_before_the_start(tmp_path, monkeypa
     assert (len(refused), result.history[0]["failures"]) == (3, [])
 
 
+OTHERS = {
+    "more examples": {"data": "synthetic:classes=3,train=90,test=30"},
+    "other examples, as many": {"data": "synthetic:classes=3,train=60,test=30,seed=1"},
+    "fewer to test on": {"data": "synthetic:classes=3,train=60,test=12"},
+}
+
+
+@pytest.mark.parametrize("secure", ["off", "examples"])
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_node_that_comes_back_with_other_data_says_so_before_it_trains(case, secure, tmp_path):
+    """Flower gives it the id that it had. Its next task is refused, then it takes part with what it has."""
+    held = nodes(tmp_path, 4)
+
+    def tamper(node: int, reply: Message) -> Message:
+        sent = grid.sent[-1].metadata
+        if sent.message_type.startswith("train") and sent.group_id == "1" and node == 1000:
+            held[1000] |= OTHERS[case]
+        return reply
+
+    grid = Grid(held, tamper)
+    run = {"clients": 4, "sample": 4, "dataset": "", "auxiliary_per_class": "", "min_clients": 3}
+    result = play(grid, **run, secure=secure, rounds=4)
+    said = "its data are not those that it announced: it is asked anew what they are."
+    assert [r.get("untested") for r in result.history] == [
+        [f"client 0, evaluation of round 1: {said}"], None, None, None
+    ]  # fmt: skip
+    assert [r["failures"] for r in result.history] == [[]] * 4
+    train = {m.metadata.message_type for m in grid.sent} & {"train", "train.masked"}
+    assert len(train) == 1
+    asked = [m for m in grid.sent if m.metadata.message_type == "query" and m.metadata.dst_node_id == 1000]
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("secure", ["off", "examples"])
+def test_what_a_client_counts_for_follows_from_what_it_announced_anew(secure, tmp_path):
+    held = nodes(tmp_path, 4)
+
+    def tamper(node: int, reply: Message) -> Message:
+        sent = grid.sent[-1].metadata
+        if sent.message_type.startswith("train") and sent.group_id == "1" and node == 1000:
+            held[1000] |= OTHERS["more examples"]
+        return reply
+
+    grid = Grid(held, tamper)
+    run = {"clients": 4, "sample": 4, "min_clients": 3, "secure": secure, "rounds": 3}
+    said = "client 0, round 2: its data are not those that it announced: it is asked anew what they are."
+    assert [r["failures"] for r in play(grid, **run).history] == [[], [said], []]
+    if secure == "examples":
+        tasks = [m.content["values"] for m in grid.sent if m.metadata.message_type == "train.masked"]
+        shares = [v["share"] for v in tasks if wire.from_json(v["task"], "")["client"] == 0]
+        assert shares == [12 / 48, 12 / 48, 19 / (36 + 19)]
+
+
+def test_a_node_that_is_another_client_by_now_is_asked_who_it_is(tmp_path):
+    held = nodes(tmp_path, 4)
+    del held[1021]
+
+    def tamper(node: int, reply: Message) -> Message:
+        if grid.sent[-1].metadata.message_type == "train" and grid.sent[-1].metadata.group_id == "1":
+            held[1014]["client"] = 3
+        return reply
+
+    grid = Grid(held, tamper)
+    result = play(grid, clients=4, sample=4, rounds=3)
+    away = "client {}, round {}: its node is not connected"
+    assert [r["failures"] for r in result.history] == [
+        [away.format(3, 1)],
+        ["client 2, round 2: it is client 3, not 2.", away.format(3, 2)],
+        [away.format(2, 3)],
+    ]
+
+
 def test_with_enough_clients_the_run_goes_on_without_the_others(tmp_path, caplog):
     held = nodes(tmp_path)
     del held[1007]

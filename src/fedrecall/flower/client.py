@@ -19,7 +19,7 @@ from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import make_model
 from fedrecall.flower import code as codes
 from fedrecall.flower import member, wire
-from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo, told_statistics
+from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo, held, told_statistics
 from fedrecall.flower.wire import (
     UNKNOWN,
     Announcement,
@@ -120,22 +120,23 @@ def announce(node: Node, content: RecordDict) -> RecordDict:
     servers = _servers_code(question.code)
     codes.warn(servers, config)
     codes.check(servers, config)
-    silo = Silo(node, config)
-    d = silo.dataset
+    return wire.pack(_announcement(node, config, Silo(node, config)))
+
+
+def _announcement(node: Node, config: Config, silo: Silo) -> Announcement:
+    d = held(node)
     mean, std = told_statistics(d) if config.normalisation == "data" else ([], [])
-    return wire.pack(
-        Announcement(
-            node.client,
-            len(silo.train),
-            len(silo.test),
-            list(d.shape),
-            list(d.class_names),
-            mean,
-            std,
-            list(d.features),
-            d.standardised,
-            __version__,
-        )
+    return Announcement(
+        node.client,
+        len(silo.train),
+        len(silo.test),
+        list(d.shape),
+        list(d.class_names),
+        mean,
+        std,
+        list(d.features),
+        d.standardised,
+        __version__,
     )
 
 
@@ -215,6 +216,8 @@ def _prepare(node: Node, task: Task) -> tuple[FedAvg, Model, Silo, Config]:
     silo = Silo(
         node, config, wire.values(wire.from_json(task.data, "the task's data"), Data, "the task's data")
     )
+    if wire.digest(_announcement(node, config, silo)) != task.announced:
+        raise UserError("its data are not those that it announced: it is asked anew what they are.")
     algorithm: FedAvg = ALGORITHMS.make(config.algorithm)
     return algorithm, make_model(config, silo.dataset, algorithm), silo, config
 

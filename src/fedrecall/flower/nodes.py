@@ -94,6 +94,8 @@ class Nodes:
         """Clients that have said that they have test examples."""
         self._known: dict[int, Announcement] = {}
         """By node id; several nodes may say the same number."""
+        self._doubted: set[int] = set()
+        """Of those known, nodes whose last reply was no good: they may be others by now, and are asked."""
         self._asked: dict[str, int] = {}
         """Node id by id of the question."""
         self._late: set[int] = set()
@@ -151,17 +153,19 @@ class Nodes:
         self._asked = {i: node for i, node in self._asked.items() if node in online}
         self._left_out = {node: why for node, why in self._left_out.items() if node in online}
         self._late &= online
+        self._doubted &= online
         return online
 
     def _look(self) -> None:
         """Ask new nodes who they are, hear those who were asked, forget those who left."""
-        new = self._online() - self._known.keys() - set(self._asked.values())
+        new = self._online() - (self._known.keys() - self._doubted) - set(self._asked.values())
         now = time.monotonic()
         new -= {node for node, why in self._left_out.items() if now - why.when < AGAIN}
         if new:
             content = wire.pack(Question(self._json, self._code))
             for identity, node in self._push(dict.fromkeys(new, content), "query", 0):
                 self._asked[identity] = node
+                self._doubted.discard(node)
             self._late |= new & self._left_out.keys()  # whose answer may be as before
         here = self._clients()
         for node, reply in self._pull(self._asked):
@@ -195,21 +199,26 @@ class Nodes:
 
     def _leave_out(self, node: int, error: ValueError) -> None:
         reason = wire.tidy(str(error))
+        self._known.pop(node, None)
         if str(self._left_out.get(node)) != reason:  # said once, however often it is asked
             log.error("node %d is left out: %s", node, reason)
         self._left_out[node] = LeftOut(reason, getattr(error, "client", wire.UNKNOWN))
 
     def _meet(self, clients: Set[int]) -> None:
-        """See who is there; a new node may be one of these clients come back, so its answer is waited for."""
+        """See who is there, and wait for the answers of those who may be one of these clients come back."""
         deadline = time.monotonic() + min(self.hosting.timeout, INTRODUCTION)
         self._look()
-        while clients - self._clients().keys() and (silent := set(self._asked.values()) - self._late):
+        while silent := self._awaited(clients):
             if time.monotonic() > deadline:
                 log.error("nodes %s do not say who they are; going on until they do", _some(sorted(silent)))
                 self._late |= silent
                 break
             time.sleep(self.hosting.poll)
             self._look()
+
+    def _awaited(self, clients: Set[int]) -> set[int]:
+        silent = set(self._asked.values()) - self._late
+        return silent if clients - self._clients().keys() else silent & self._known.keys()
 
     def _absence(self) -> Callable[[int], str]:
         """Why there is nothing of a client that is not among those who are here."""
@@ -364,7 +373,7 @@ class Nodes:
         if not jobs:
             return
         self._meet({job.client for job in jobs})
-        tasks = {job.client: self._task(job.round, job.client, _remembered(job)) for job in jobs}
+        tasks = self._tasks(jobs[0].round, {job.client: _remembered(job) for job in jobs})
         downs = _packed(jobs)
         if self.hosting.secure == "off":
             yield from self._visits(jobs, tasks, downs)
@@ -422,7 +431,8 @@ class Nodes:
         self._meet(self._testers)
         asked = sorted(self._testers)
         packed = wire.pack_arrays(weights)
-        contents = {client: wire.pack(self._task(round_number, client, 0), packed) for client in asked}
+        tasks = self._tasks(round_number, dict.fromkeys(asked, 0))
+        contents = {client: wire.pack(task, packed) for client, task in tasks.items()}
         count = len(self.facts.data.classes)
         said = {client: self._known[node].test_examples for client, node in self._clients().items()}
         read = partial(self._tested, round_number, said)
@@ -464,14 +474,24 @@ class Nodes:
     def close(self) -> None:
         """Nothing to free: Flower ends its connection itself."""
 
-    def _task(self, round_number: int, client: int, remembered: int) -> Task:
+    def _tasks(self, round_number: int, remembered: Mapping[int, int]) -> dict[int, Task]:
+        """What each client is asked, by the round of the memory that it is to start from."""
         assert self.facts is not None
         every = self.config.checkpoint_every
         keep = max(
             0, ((round_number - 1) // every - 1) * every
         )  # the older of the two checkpoints that are kept
-        data = wire.as_json(self.facts.data)
-        return Task(self._json, data, self.run, round_number, client, remembered, keep, self._code)
+        data, here = wire.as_json(self.facts.data), self._clients()
+        announced = {
+            client: wire.digest(self._known[here[client]]) for client in remembered if client in here
+        }
+        return {
+            client: Task(
+                *(self._json, data, self.run, round_number, client),
+                *(start, keep, self._code, announced.get(client, "")),
+            )
+            for client, start in remembered.items()
+        }
 
     def _ask(
         self,
@@ -483,13 +503,17 @@ class Nodes:
     ) -> dict[int, T | ValueError]:
         """What each client's reply is read as, or why there is nothing."""
         found: dict[int, T | ValueError] = {}
-        for client, (reply, absence) in self._exchange(contents, kind, round_number).items():
+        answers = self._exchange(contents, kind, round_number)
+        here = self._clients()
+        for client, (reply, absence) in answers.items():
+            if reply is None:
+                found[client] = Malformed(absence)
+                continue
             try:
-                if reply is None:
-                    raise Malformed(absence)
                 found[client] = read(client, _content(reply))
             except ValueError as error:
                 found[client] = Malformed(wire.tidy(str(error)))  # it may quote what the node sent
+                self._doubted.add(here[client])
         return found
 
     def _exchange(

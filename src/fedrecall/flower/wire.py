@@ -8,6 +8,7 @@ objects and carries every object from server to node in half a dozen HTTP reques
 another, so that a record with an entry for each array of a network is many times slower.
 """
 
+import hashlib
 import json
 import math
 import typing
@@ -99,6 +100,8 @@ class Task(NamedTuple):
     """Memories that the server may still go back to: those of this round and later."""
     code: str
     """A `Code` as JSON."""
+    announced: str
+    """A digest of the `Announcement` that the server goes by."""
 
 
 class Report(NamedTuple):
@@ -287,6 +290,11 @@ def values(record: Mapping[str, Any], kind: type[Values], what: str) -> Values:
         if not _is(record[name], hint):
             raise Malformed(f"{what}: {name!r} is {tidy(repr(record[name]))}, which is not {_said(hint)}")
     return kind(**record)  # a NamedTuple's fields are its arguments
+
+
+def digest(given: Any) -> str:
+    """What tells a named tuple from another."""
+    return hashlib.blake2b(as_json(given).encode(), digest_size=16).hexdigest()
 
 
 def as_json(given: Any) -> str:
