@@ -42,7 +42,7 @@ def test_the_apps_defaults_are_the_configs():
 
 
 def test_dashes_and_dots_are_understood():
-    given = {"clients": 4, "sample": 2, "min-clients": 2, "training.lr": 0.5, "class-names": "a+b"}
+    given = {"clients": 4, "sample": 2, "min-clients": 2, "training.lr": 0.5, "class-names": " a + b"}
     config, host = hosting.read(given)
     assert config.training.lr == 0.5
     assert host.min_clients == 2
@@ -54,6 +54,8 @@ def test_dashes_and_dots_are_understood():
     [
         ({}, "clients is needed"),
         ({"clients": 4, "sample": 2, "min_clients": 3}, "min_clients = 3 is more than the 2 sampled"),
+        ({"clients": 4, "class_names": "a+b+"}, "has a name that is empty"),
+        ({"clients": 4, "class_names": "a+b+ a"}, "class_names has 'a' twice"),
         ({"clients": 4, "timeout": 0}, "timeout = 0 must be > 0"),
         ({"clients": 4, "sampel": 2}, "did you mean 'sample'"),
         ({"clients": 4, "measures": "locals"}, "measures cannot be set in a federation: they look at"),

@@ -985,6 +985,27 @@ def test_classes_are_matched_by_name(tmp_path, tmp_path_factory):
     assert said == {0: [0, 0, 1], 1: [0.5, 0.5, 0], 2: [0.5, 0, 0.5]}
 
 
+def test_a_node_with_a_class_that_nobody_named_is_said_at_the_start(tmp_path):
+    run = {"dataset": "", "auxiliary_per_class": "", "class_names": "2+1+two"}
+    with pytest.raises(UserError, match=r"client 0 has the class 0, which class_names lacks: 2, 1, two\."):
+        play(Grid(nodes(tmp_path)), **run)
+
+
+def test_a_node_that_comes_later_with_a_class_of_its_own_is_left_out(tmp_path):
+    held = nodes(tmp_path)
+
+    def tamper(node: int, reply: Message) -> Message | None:
+        if moved(held, node, grid.sent[-1].metadata):
+            held[5]["data"] = "synthetic:classes=4,train=60,test=30"
+            return None
+        return reply
+
+    grid = Grid(held, tamper)
+    result = play(grid, dataset="", auxiliary_per_class="", rounds=3)
+    said = "client 0, round 3: its node is left out: client 0 has the class 3, the run has 0, 1, 2"
+    assert result.history[2]["failures"] == [said]
+
+
 def test_statistics_are_those_of_all_examples_together():
     from fedrecall.flower.nodes import _pooled
 

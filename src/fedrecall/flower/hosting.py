@@ -47,6 +47,15 @@ class Hosting:
     secure: Literal["off", "examples", "equal"] = "off"
     """Secure aggregation: the server learns the clients' mean alone, by numbers of examples or all equal."""
 
+    def __post_init__(self) -> None:
+        """Classes are told from each other by their names, in which blanks around a plus have no part."""
+        names = tuple(name.strip() for name in self.class_names)
+        if "" in names:
+            raise UserError(f"class_names = {'+'.join(names)!r} has a name that is empty: take it out.")
+        if double := [name for name in names if names.count(name) > 1]:
+            raise UserError(f"class_names has {double[0]!r} twice: name every class once.")
+        object.__setattr__(self, "class_names", names)
+
 
 def read(given: Mapping[str, Any]) -> tuple[Config, Hosting]:
     """The run's config and its hosting from Flower's run config, in which an empty text is no value."""

@@ -275,6 +275,11 @@ class Nodes:
         if known is not None and said.columns != list(known):
             mine, others = _some(said.columns), _some(list(known))
             raise Malformed(f"client {said.client} has the columns [{mine}], others have [{others}]")
+        names = said.classes if self.facts is None else self.facts.data.classes
+        if unknown := [name for name in said.classes if name not in names]:
+            raise Malformed(
+                f"client {said.client} has the class {_some(unknown[:1])}, the run has {_some(names)}"
+            )
         if self.facts is not None and tuple(said.shape) != self.facts.shape:
             raise Malformed(
                 f"client {said.client} has examples of {said.shape}, others of {self.facts.shape}"
@@ -320,6 +325,11 @@ class Nodes:
                 raise UserError(
                     f"clients {first.client} and {other.client} name different classes, {_some(names)} and "
                     f"{_some(other.classes)}: give class_names, all of them in one order."
+                )
+            if unknown := [name for name in other.classes if name not in names]:
+                raise UserError(
+                    f"client {other.client} has the class {_some(unknown[:1])}, which class_names lacks: "
+                    f"{_some(names)}. Name all classes of all nodes, as they are written there."
                 )
             if other.columns != first.columns:
                 raise UserError(
