@@ -1006,6 +1006,26 @@ def test_a_node_that_comes_later_with_a_class_of_its_own_is_left_out(tmp_path):
     assert result.history[2]["failures"] == [said]
 
 
+def test_nodes_may_train_on_all_they_have_and_test_on_what_they_do_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    rows = [f"{i % 3 + i / 99!r},{i / 7!r},{'xyz'[i % 3]}" for i in range(36)]
+    write_table(tmp_path / "silo0", [r for r in rows if r[-1] != "z"], rows[:6])  # tests "z", too
+    write_table(tmp_path / "silo1", rows, [])
+    write_table(tmp_path / "silo2", rows[5:], rows[:9])
+    held = nodes(tmp_path / "m", divide=False)
+    for own in held.values():
+        own["data"] = f"folder:{tmp_path}/silo{own['client']}" + ",held_out=0" * (own["client"] == 1)
+    grid = Grid(held)
+    result = play(grid, dataset="", auxiliary_per_class="", model="mlp:4", rounds=1)
+    assert {a.client: (a.examples, a.test_examples) for a in said_of_data(grid)} == {
+        0: (24, 6), 1: (36, 0), 2: (31, 9)
+    }  # fmt: skip
+    assert result.history[0]["failures"] == []
+    tested = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "evaluate"]
+    assert sorted(tested) == [1000, 1014]
+    assert "untested" not in result.history[0]
+
+
 def test_statistics_are_those_of_all_examples_together():
     from fedrecall.flower.nodes import _pooled
 
