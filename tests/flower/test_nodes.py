@@ -1,6 +1,8 @@
 """The server and the nodes without processes between them: what is computed, and what is refused."""
 
+import errno
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -649,6 +651,26 @@ def test_a_node_that_lost_its_memory_says_so(tmp_path):
     result = play(grid, algorithm="scaffold", rounds=2)
     (failure,) = result.history[1]["failures"]
     assert "client 0, round 2: what it remembered after round 1 is not in" in failure
+
+
+def test_a_node_whose_disk_is_full_says_so_and_takes_part_again(tmp_path, monkeypatch):
+    full, write = [2], files.write
+
+    def writes(path: Path, content: bytes) -> None:
+        if "client-000001" in str(path) and grid.sent[-1].metadata.group_id in map(str, full):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, content)
+
+    monkeypatch.setattr(files, "write", writes)
+    grid = Grid(nodes(tmp_path))
+    result = play(grid, algorithm="scaffold", rounds=3)
+    assert [len(r["failures"]) for r in result.history] == [0, 1, 0]
+    (said,) = result.history[1]["failures"]
+    assert said.startswith("client 1, round 2: cannot write to ")
+    assert said.endswith(
+        "client-000001: No space left on device. What was saved before is kept: see to it that there is room "
+        "and that the folder may be written, and it takes part again."
+    )
 
 
 @pytest.mark.parametrize(

@@ -224,9 +224,10 @@ class Kept:
         arrays = trees.arrays(memory)
         if not arrays or any(number > round_number for number in self._rounds()):
             return
-        self.folder.mkdir(0o700, parents=True, exist_ok=True)  # what they hold follows from the data
-        self.folder.chmod(0o700)
-        files.write_arrays(self._path(round_number), arrays)
+        with files.writing(self.folder, then="and it takes part again"):
+            self.folder.mkdir(0o700, parents=True, exist_ok=True)  # what they hold follows from the data
+            self.folder.chmod(0o700)
+            files.write_arrays(self._path(round_number), arrays)
         arrived = [number for number in self._rounds() if number <= remembered]
         oldest = max((number for number in arrived if number <= keep), default=0)
         for number in self._rounds():
