@@ -3,12 +3,24 @@
 import errno
 import math
 import os
+import re
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
 from safetensors.torch import load, save
 from tests.flower.grids import Grid
 
@@ -690,6 +702,37 @@ def test_nodes_that_do_not_fit_are_named(change, message, tmp_path):
     held[1000] |= change
     with pytest.raises(UserError, match=message):
         play(Grid(held), dataset="", auxiliary_per_class="", min_clients=3)
+
+
+def test_a_mistake_is_a_sentence_in_flowers_log_and_fails_the_run(tmp_path, caplog, monkeypatch):
+    """Flower logs what a ServerApp raises, with a traceback, and marks the run as failed for it."""
+    run = {**BASE, "poll": 0.001, "rounds": 1, "out": str(tmp_path / "run")}
+
+    def flower(**settings: object) -> None:
+        context = Context(1, 1, {}, RecordDict(), run_config={**run, **settings})
+        try:
+            server.main(Grid(nodes(tmp_path)), context)
+        except Exception as error:
+            server.log.error("%s raised an exception", "ServerApp", exc_info=error)
+            raise
+
+    monkeypatch.setattr(server.log, "filters", [])
+    monkeypatch.setattr("warnings.showwarning", None)
+    flower()
+    for settings, said in (
+        ({}, "already holds a run: continue it with resume=true, or give another out."),
+        ({"algorithm": "fedntd:beta=-1"}, "beta = '-1' must be >= 0."),
+    ):
+        caplog.clear()
+        with pytest.raises(UserError, match=re.escape(said)):
+            flower(**settings)
+        last = caplog.records[-1]
+        assert last.getMessage().endswith(said)
+        assert (last.exc_info, last.levelname) == (None, "ERROR")
+    warnings.warn("an odd thing", RuntimeWarning, stacklevel=1)
+    assert caplog.messages[-1] == "an odd thing"
+    server.log.error("another", exc_info=ValueError("not a user's"))
+    assert caplog.records[-1].exc_info is not None
 
 
 def test_who_is_left_out_is_not_said_to_be_away(tmp_path):

@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,13 +37,37 @@ log = logging.getLogger("flwr")
 app = ServerApp()
 AGREED = "federation.json"
 """The run folder's file with the name of the run at its nodes and what they agreed on."""
+SETTINGS = {"--resume": "resume=true", "--out": "out"}
+"""What options of the command line, which sentences name, are called here."""
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Play the run that `flwr run` asked for."""
-    config, hosting = hostings.read(context.run_config)
-    serve(grid, config, hosting)
+    """Play the run that `flwr run` asked for.
+
+    Flower logs what ends it and marks the run as failed; of what a user can mend it logs the sentence alone.
+    """
+    log.addFilter(_as_sentence)
+    warnings.showwarning = _warn  # type: ignore[assignment]
+    try:
+        config, hosting = hostings.read(context.run_config)
+        serve(grid, config, hosting)
+    except UserError as error:
+        sentence = str(error)
+        for option, setting in SETTINGS.items():
+            sentence = sentence.replace(option, setting)
+        raise UserError(sentence) from error
+
+
+def _as_sentence(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, UserError):
+        record.msg, record.args, record.exc_info = str(error), (), None
+    return True
+
+
+def _warn(message: Warning | str, *_where: Any, **_more: Any) -> None:
+    log.warning("%s", message)
 
 
 def serve(grid: Grid, config: Config, hosting: Hosting) -> Result:
