@@ -588,6 +588,27 @@ def test_a_run_is_not_resumed_on_data_of_another_kind(change, message, tmp_path)
         play(Grid(nodes(tmp_path, **change)), **run, rounds=2, resume=True)
 
 
+def test_the_run_folder_says_which_federation_it_was(tmp_path):
+    """By the same keys whatever the data, for reports that compare runs."""
+
+    def found(name: str, held: dict[int, dict[str, object]], **settings: object) -> dict[str, object]:
+        common = {"dataset": "", "auxiliary_per_class": "", "rounds": 1, "out": str(tmp_path / name)}
+        play(Grid(held), **common | settings)
+        return files.read_json(tmp_path / name / "federation.json")
+
+    first, again = (found(name, nodes(tmp_path)) for name in ("first", "again"))
+    assert (first["shape"], first["class_names"], first["columns"]) == ([1, 8, 8], ["0", "1", "2"], [])
+    assert (first["secure"], first["examples"]) == ("off", [20, 20, 20])
+    assert len(first["statistics"]) == 16
+    assert first.pop("run") != again.pop("run")
+    assert first == again
+    assert found("other", apart(tmp_path))["statistics"] != first["statistics"]
+    assert found("fixed", nodes(tmp_path), normalisation="fixed")["statistics"] is None
+    held = nodes(tmp_path)
+    del held[1007]
+    assert found("without", held, min_clients=2)["examples"] is None
+
+
 def test_a_run_whose_folder_does_not_say_what_was_agreed_on_agrees_anew(tmp_path, caplog):
     """As folders of earlier versions do not; a damaged one is refused."""
     run = {"dataset": "", "auxiliary_per_class": "", "out": str(tmp_path / "run"), "resume": True}

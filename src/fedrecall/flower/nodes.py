@@ -103,6 +103,12 @@ class Nodes:
         self._left_out: dict[int, LeftOut] = {}
         """By node id."""
 
+    @property
+    def examples(self) -> list[int] | None:
+        """How many training examples each client has; None while one of them has not said it."""
+        every = range(self.config.clients)
+        return [self._examples[c] for c in every] if self._examples.keys() >= set(every) else None
+
     # Who is there.
 
     def gather(self) -> Facts:

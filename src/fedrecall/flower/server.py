@@ -48,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
     Flower logs what ends it and marks the run as failed; of what a user can mend it logs the sentence alone.
     """
     log.addFilter(_as_sentence)
-    warnings.showwarning = _warn  # type: ignore[assignment]
+    warnings.showwarning = _warn
     try:
         config, hosting = hostings.read(context.run_config)
         serve(grid, config, hosting)
@@ -100,6 +100,21 @@ class Agreed(NamedTuple):
     columns: list[str]
 
 
+def marks(facts: Facts, nodes: Nodes) -> dict[str, Any]:
+    """What tells a federation from another, for whoever compares runs."""
+    data = facts.data
+    of_data = nodes.config.normalisation == "data"
+    rounded = [f"{v:.4g}" for v in (*data.mean, *data.std)]  # images may be decoded a little differently
+    return {
+        "secure": nodes.hosting.secure,
+        "shape": list(facts.shape),
+        "class_names": data.classes,
+        "columns": None if facts.columns is None else list(facts.columns),
+        "statistics": wire.digest(rounded)[:16] if of_data else None,
+        "examples": nodes.examples,
+    }
+
+
 class Run(Experiment):
     """One run over the nodes."""
 
@@ -128,9 +143,8 @@ class Run(Experiment):
             name = str(files.read_json(path)["run"])
         facts = self.nodes.facts
         assert facts is not None
-        said = {"run": name, "secure": self.hosting.secure, "shape": list(facts.shape)}
-        said |= {} if facts.columns is None else {"columns": list(facts.columns)}
-        files.write_json(path, said | facts.data._asdict())
+        with files.writing(self.folder.path):
+            files.write_json(path, {"run": name, **marks(facts, self.nodes), **facts.data._asdict()})
         return name
 
     def play(self) -> Result:
@@ -226,8 +240,7 @@ def _agreed_before(hosting: Hosting) -> Facts | None:
     if not path.exists() or next(folder.checkpoints(), None) is None:
         return None
     held = dict(files.read_json(path))
-    for name in ("run", "secure"):
-        held.pop(name, None)
+    held = {name: held[name] for name in Agreed._fields if held.get(name) is not None}
     noted = "columns" in held  # by earlier versions it was not
     if not held:
         log.warning("%s does not say what the nodes agreed on: they agree anew, on who is here now.", path)
