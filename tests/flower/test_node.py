@@ -241,7 +241,7 @@ def test_statistics_of_few_rows_of_a_table_are_not_told(count, tmp_path, monkeyp
     monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
     node = {"client": 0, "data": table(tmp_path / "rows", count)}
     said = announced(node, '{"clients": 3, "sample": 3}')
-    assert said.keys() == {"reason"}
+    assert said.keys() == {"reason", "client"}
     assert "fewer than 10 numbers tell what these are" in said["reason"]
     fixed = announced(node, '{"clients": 3, "sample": 3, "normalisation": "fixed"}')
     assert (fixed["examples"], fixed["mean"], fixed["std"]) == (count, [], [])

@@ -1486,6 +1486,18 @@ def test_a_network_of_ones_own_is_compared_as_well():
         codes.check(servers._replace(digests=["0" * 16]), config)
 
 
+def test_a_node_of_an_earlier_version_is_refused_with_its_own_words(tmp_path):
+    """It does not know what it is asked, nor to say which client it is."""
+
+    def tamper(node: int, reply: Message) -> Message:
+        if node == 1007:
+            reply.content["values"] = ConfigRecord({"reason": "the question has an undeclared 'code'"})
+        return reply
+
+    with pytest.raises(UserError, match=r"node 1007 \(the question has an undeclared 'code'\)"):
+        play(Grid(nodes(tmp_path), tamper), min_clients=3)
+
+
 def test_a_node_with_another_version_of_fedrecall_is_named(tmp_path, caplog):
     def tamper(node: int, reply: Message) -> Message:
         old = node == 1007 and reply.metadata.message_type == "query"

@@ -261,10 +261,12 @@ def unpack(content: RecordDict, kind: type[Values], what: str) -> tuple[Values, 
 def refused(content: RecordDict) -> Refusal | None:
     """The refusal, if a reply is one."""
     record = content.get("values")
-    if len(content) != 1 or not isinstance(record, ConfigRecord) or set(record) != set(Refusal._fields):
+    if len(content) != 1 or not isinstance(record, ConfigRecord):
         return None
-    reason, client = (record[name] for name in Refusal._fields)
-    return Refusal(tidy(str(reason)), client if type(client) is int else UNKNOWN)
+    if not {"reason"} <= set(record) <= set(Refusal._fields):  # earlier versions say the reason alone
+        return None
+    client = record.get("client")
+    return Refusal(tidy(str(record["reason"])), client if type(client) is int else UNKNOWN)
 
 
 def tidy(reason: str) -> str:
