@@ -119,14 +119,14 @@ def sweep(folder: Path) -> None:
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Say in a sentence that a folder cannot be written, as when the disk is full."""
+def writing(folder: Path, then: str = "then resume the run") -> Iterator[None]:
+    """Say in a sentence that a folder cannot be written, as when the disk is full; ``then`` ends it."""
     try:
         yield
     except OSError as error:
         raise UserError(
             f"cannot write to {folder}: {error.strerror or error}. What was saved before is kept: see to it "
-            "that there is room and that the folder may be written, then resume the run."
+            f"that there is room and that the folder may be written, {then}."
         ) from error
 
 

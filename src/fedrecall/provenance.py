@@ -145,15 +145,21 @@ def code(config: Mapping[str, Any]) -> dict[str, str]:
     comments and layout have no part in it.
     """
     found: dict[str, str] = {}
-    for text in _texts(config):
+    for text, module in modules(config):
+        digest = hashlib.blake2b(digest_size=8)
+        for one in sorted(set(sources(module).values())):
+            digest.update(one)
+        found[named(text)] = digest.hexdigest()
+    return found
+
+
+def modules(value: Any) -> Iterator[tuple[str, types.ModuleType]]:
+    """Each text in a value that names something of somebody's own, and the module that has it."""
+    for text in texts(value):
         place, _, rest = text.partition(":")
         module = specs.loaded(place) if rest else None
         if module is not None and hasattr(module, rest.partition(":")[0].partition(".")[0]):
-            digest = hashlib.blake2b(digest_size=8)
-            for one in sorted(_sources(module)):
-                digest.update(one)
-            found[named(text)] = digest.hexdigest()
-    return found
+            yield text, module
 
 
 def named(spec: str) -> str:
@@ -162,19 +168,20 @@ def named(spec: str) -> str:
     return f"{Path(place).name}:{rest.partition(':')[0]}"
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts(value: Any) -> Iterator[str]:
+    """Every text in a value, however deep."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for inner in value.values():
-            yield from _texts(inner)
+            yield from texts(inner)
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            yield from _texts(inner)
+            yield from texts(inner)
 
 
-def _sources(module: types.ModuleType) -> set[bytes]:
-    """The source of a module and of all that it takes names from, without comments."""
+def sources(module: types.ModuleType) -> dict[str, bytes]:
+    """The source of a module and of all that it takes names from, without comments, by module."""
     found: dict[str, bytes] = {}
     todo = [module]
     while todo:
@@ -189,7 +196,7 @@ def _sources(module: types.ModuleType) -> set[bytes]:
                 taken = sys.modules.get(value.__module__)
             if taken is not None and not _packaged(taken):
                 todo.append(taken)
-    return set(found.values())
+    return found
 
 
 def _source(module: types.ModuleType) -> bytes | None:

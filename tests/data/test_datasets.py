@@ -498,7 +498,7 @@ def only_tests(folder):
         (new_class_in_test, r"owl/1\.png has the label 'owl', which no training example has \(cat, dog\)"),
         (too_deep, "does not lie in a folder named after its class"),
         (only_one_class, "only the class 'cat'"),
-        (only_tests, "does not lie in a folder"),
+        (only_tests, r"no file to train on: test/cat/0\.png is named as one for testing\. Rename it"),
     ],
 )
 def test_a_bad_image_folder_is_one_sentence(tmp_path, spoil, said):
@@ -625,6 +625,36 @@ def test_a_part_of_the_data_may_have_a_single_class(tmp_path):
     assert load(f"folder:{folder}", part=True).class_names == ("cat",)
     with pytest.raises(UserError, match="only the class 'cat'"):
         load(f"folder:{folder}")
+
+
+def test_a_part_of_the_data_may_be_tested_on_a_class_that_others_train(tmp_path):
+    folder = image_folder(tmp_path / "mine")
+    new_class_in_test(folder)
+    d = load(f"folder:{folder}", part=True)
+    assert d.class_names == ("cat", "dog", "owl")
+    assert torch.bincount(d.train.y, minlength=3)[2] == 0
+    assert torch.bincount(d.test.y)[2] == 1
+    for _ in range(2):  # nor is one taken for the other from the cache
+        with pytest.raises(UserError, match="'owl', which no training example has"):
+            load(f"folder:{folder}")
+        assert load(f"folder:{folder}", part=True).classes == 3
+
+
+@pytest.mark.parametrize("kind", ["images", "csv"])
+def test_a_part_of_the_data_may_be_trained_on_as_a_whole(tmp_path, kind):
+    if kind == "images":
+        folder = image_folder(tmp_path / "mine", ("",), count=1)
+    else:
+        folder = table(tmp_path / "mine/data.csv", [["a", "b", "label"], [1, 5, "cat"], [2, 4, "dog"]])
+    for _ in range(2):  # the second time from the cache
+        d = load(f"folder:{folder},held_out=0", part=True)
+        assert (len(d.train), len(d.test), d.classes) == (2, 0, 2)
+        assert d.test.x.shape[1:] == d.train.x.shape[1:]
+        assert d.test.x.dtype == d.train.x.dtype
+    with pytest.raises(UserError, match="no test split, and held_out = 0 holds none of it out"):
+        load(f"folder:{folder},held_out=0")
+    with pytest.raises(UserError, match="too few examples to hold some out; with held_out=0 all of them"):
+        load(f"folder:{folder}", part=True)
 
 
 def test_labels_outside_their_names_are_refused(tmp_path):

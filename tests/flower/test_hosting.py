@@ -42,7 +42,7 @@ def test_the_apps_defaults_are_the_configs():
 
 
 def test_dashes_and_dots_are_understood():
-    given = {"clients": 4, "sample": 2, "min-clients": 2, "training.lr": 0.5, "class-names": "a+b"}
+    given = {"clients": 4, "sample": 2, "min-clients": 2, "training.lr": 0.5, "class-names": " a + b"}
     config, host = hosting.read(given)
     assert config.training.lr == 0.5
     assert host.min_clients == 2
@@ -54,6 +54,8 @@ def test_dashes_and_dots_are_understood():
     [
         ({}, "clients is needed"),
         ({"clients": 4, "sample": 2, "min_clients": 3}, "min_clients = 3 is more than the 2 sampled"),
+        ({"clients": 4, "class_names": "a+b+"}, "has a name that is empty"),
+        ({"clients": 4, "class_names": "a+b+ a"}, "class_names has 'a' twice"),
         ({"clients": 4, "timeout": 0}, "timeout = 0 must be > 0"),
         ({"clients": 4, "sampel": 2}, "did you mean 'sample'"),
         ({"clients": 4, "measures": "locals"}, "measures cannot be set in a federation: they look at"),
@@ -73,3 +75,20 @@ def test_dashes_and_dots_are_understood():
 def test_mistakes_are_explained(given, message):
     with pytest.raises(UserError, match=message):
         hosting.read(given)
+
+
+@pytest.mark.parametrize("form", ["{0}:Mine", "private:{0}:Mine"])
+def test_a_file_of_the_servers_is_not_named_to_nodes(form, tmp_path, monkeypatch):
+    """They have no such file, or another one."""
+    (tmp_path / "mine_at_server.py").write_text(
+        "from dataclasses import dataclass\nfrom fedrecall import FedAvg\n"
+        "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    pass\n"
+    )
+    given = {"clients": 4, "normalisation": "fixed", "model": "mlp"}
+    with pytest.raises(UserError, match=r"^algorithm = 'mine_at_server.py:Mine' .* name it as package"):
+        hosting.read({**given, "algorithm": form.format(tmp_path / "mine_at_server.py")})
+    with pytest.raises(UserError, match=r"^model = 'net.py:make' is a file of the server's"):
+        hosting.read({**given, "model": "/somewhere/net.py:make"})
+    monkeypatch.syspath_prepend(tmp_path)
+    config, _ = hosting.read({**given, "algorithm": "mine_at_server:Mine"})
+    assert config.algorithm["name"] == "mine_at_server:Mine"

@@ -1,6 +1,7 @@
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from flwr.app import Message
 from tests.flower.grids import Grid
 
+from fedrecall import __version__
 from fedrecall import config as configs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.scaffold import Memory
@@ -202,7 +204,8 @@ def test_what_an_algorithm_is_made_of_is_not_imported_either(spec, tmp_path, mon
 
 def announced(node: dict[str, object], config: str) -> dict[str, object]:
     grid = Grid({1000: node})
-    question = Message(wire.pack(wire.Question(config)), 1000, "query")
+    code = wire.as_json(wire.Code(__version__, "", [], []))
+    question = Message(wire.pack(wire.Question(config, code)), 1000, "query")
     question.metadata.__dict__["_message_id"] = "question"
     return dict(grid.answer(1000, question).content["values"])
 
@@ -221,3 +224,36 @@ def test_where_only_registered_names_are_allowed_no_other_model_is_built():
             build("torch.nn:Linear", (1, 8, 8), 10)
         build("mlp:4", (1, 8, 8), 10)
     build("torch.nn:Flatten", (10,), 10)
+
+
+def table(folder: Path, count: int) -> str:
+    """A node's data: rows of which two columns say who it is of."""
+    folder.mkdir()
+    for split, rows in (("train", count), ("test", 1)):
+        text = "".join(f"{2e4 + 7 * k},{1900 + k},{'ab'[k % 2]}\n" for k in range(rows))
+        (folder / f"{split}.csv").write_text(f"income,born,label\n{text}")
+    return f"folder:{folder}"
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_statistics_of_few_rows_of_a_table_are_not_told(count, tmp_path, monkeypatch):
+    """Those of one row are the row, mean and deviation of two are both of them."""
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    node = {"client": 0, "data": table(tmp_path / "rows", count)}
+    said = announced(node, '{"clients": 3, "sample": 3}')
+    assert said.keys() == {"reason", "client"}
+    assert "fewer than 10 numbers tell what these are" in said["reason"]
+    fixed = announced(node, '{"clients": 3, "sample": 3, "normalisation": "fixed"}')
+    assert (fixed["examples"], fixed["mean"], fixed["std"]) == (count, [], [])
+    as_it_is = announced({**node, "data": f"{node['data']},standardise=false"}, '{"clients": 3, "sample": 3}')
+    assert (as_it_is["mean"], as_it_is["std"]) == ([0, 0], [1, 1])  # are of no row
+
+
+def test_statistics_of_many_rows_and_of_the_pixels_of_images_are_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    config = '{"clients": 3, "sample": 3}'
+    of_rows = announced({"client": 0, "data": table(tmp_path / "rows", 10)}, config)
+    assert of_rows["mean"] == pytest.approx([2e4 + 7 * 4.5, 1904.5])
+    few = {"client": 0, "data": "synthetic:train=2,test=1,classes=2,size="}
+    assert announced({**few, "data": few["data"] + "8"}, config)["mean"] != []
+    assert "reason" in announced({**few, "data": few["data"] + "2"}, config)  # of 8 pixels

@@ -1,22 +1,39 @@
 """The server and the nodes without processes between them: what is computed, and what is refused."""
 
+import errno
 import math
+import os
+import re
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
 from safetensors.torch import load, save
 from tests.flower.grids import Grid
 
+from fedrecall import __version__, files, trees
 from fedrecall import config as configs
-from fedrecall import files, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.augmentation import plain
 from fedrecall.data.datasets import load as load_data
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
+from fedrecall.flower import code as codes
 from fedrecall.flower import hosting, server, wire
+from fedrecall.flower.nodes import Nodes
 from fedrecall.flower.wire import Report
 from fedrecall.records import RunFolder
 from fedrecall.reports.runs import trained
@@ -26,7 +43,7 @@ BASE = {
     "sample": 3,
     "rounds": 3,
     "dataset": "synthetic:classes=3,train=60,test=30",
-    "model": "tests/flower/small_net.py:make",
+    "model": "tests.flower.small_net:make",
     "precision": "float64",
     "training.local_epochs": 1,
     "training.batch_size": 7,
@@ -255,7 +272,8 @@ def test_a_node_that_says_what_cannot_be_is_left_out(case, tmp_path, caplog):
 
     run = {"rounds": 1, "dataset": "", "auxiliary_per_class": "", "min_clients": 2}
     result = play(Grid(nodes(tmp_path), tell), **run)
-    assert result.history[0]["failures"] == ["client 1, round 1: its node is not connected"]
+    (failure,) = result.history[0]["failures"]
+    assert failure.startswith("client 1, round 1: its node is left out: client 1 ")
     assert "node 1007 is left out: client 1 " in caplog.text
     assert 0.1 < result.federation.dataset.std.item() < 1
 
@@ -570,6 +588,27 @@ def test_a_run_is_not_resumed_on_data_of_another_kind(change, message, tmp_path)
         play(Grid(nodes(tmp_path, **change)), **run, rounds=2, resume=True)
 
 
+def test_the_run_folder_says_which_federation_it_was(tmp_path):
+    """By the same keys whatever the data, for reports that compare runs."""
+
+    def found(name: str, held: dict[int, dict[str, object]], **settings: object) -> dict[str, object]:
+        common = {"dataset": "", "auxiliary_per_class": "", "rounds": 1, "out": str(tmp_path / name)}
+        play(Grid(held), **common | settings)
+        return files.read_json(tmp_path / name / "federation.json")
+
+    first, again = (found(name, nodes(tmp_path)) for name in ("first", "again"))
+    assert (first["shape"], first["class_names"], first["columns"]) == ([1, 8, 8], ["0", "1", "2"], [])
+    assert (first["secure"], first["examples"]) == ("off", [20, 20, 20])
+    assert len(first["statistics"]) == 16
+    assert first.pop("run") != again.pop("run")
+    assert first == again
+    assert found("other", apart(tmp_path))["statistics"] != first["statistics"]
+    assert found("fixed", nodes(tmp_path), normalisation="fixed")["statistics"] is None
+    held = nodes(tmp_path)
+    del held[1007]
+    assert found("without", held, min_clients=2)["examples"] is None
+
+
 def test_a_run_whose_folder_does_not_say_what_was_agreed_on_agrees_anew(tmp_path, caplog):
     """As folders of earlier versions do not; a damaged one is refused."""
     run = {"dataset": "", "auxiliary_per_class": "", "out": str(tmp_path / "run"), "resume": True}
@@ -647,6 +686,26 @@ def test_a_node_that_lost_its_memory_says_so(tmp_path):
     assert "client 0, round 2: what it remembered after round 1 is not in" in failure
 
 
+def test_a_node_whose_disk_is_full_says_so_and_takes_part_again(tmp_path, monkeypatch):
+    full, write = [2], files.write
+
+    def writes(path: Path, content: bytes) -> None:
+        if "client-000001" in str(path) and grid.sent[-1].metadata.group_id in map(str, full):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, content)
+
+    monkeypatch.setattr(files, "write", writes)
+    grid = Grid(nodes(tmp_path))
+    result = play(grid, algorithm="scaffold", rounds=3)
+    assert [len(r["failures"]) for r in result.history] == [0, 1, 0]
+    (said,) = result.history[1]["failures"]
+    assert said.startswith("client 1, round 2: cannot write to ")
+    assert said.endswith(
+        "client-000001: No space left on device. What was saved before is kept: see to it that there is room "
+        "and that the folder may be written, and it takes part again."
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -664,6 +723,161 @@ def test_nodes_that_do_not_fit_are_named(change, message, tmp_path):
     held[1000] |= change
     with pytest.raises(UserError, match=message):
         play(Grid(held), dataset="", auxiliary_per_class="", min_clients=3)
+
+
+def test_a_mistake_is_a_sentence_in_flowers_log_and_fails_the_run(tmp_path, caplog, monkeypatch):
+    """Flower logs what a ServerApp raises, with a traceback, and marks the run as failed for it."""
+    run = {**BASE, "poll": 0.001, "rounds": 1, "out": str(tmp_path / "run")}
+
+    def flower(**settings: object) -> None:
+        context = Context(1, 1, {}, RecordDict(), run_config={**run, **settings})
+        try:
+            server.main(Grid(nodes(tmp_path)), context)
+        except Exception as error:
+            server.log.error("%s raised an exception", "ServerApp", exc_info=error)
+            raise
+
+    monkeypatch.setattr(server.log, "filters", [])
+    monkeypatch.setattr("warnings.showwarning", None)
+    flower()
+    for settings, said in (
+        ({}, "already holds a run: continue it with resume=true, or give another out."),
+        ({"algorithm": "fedntd:beta=-1"}, "beta = '-1' must be >= 0."),
+    ):
+        caplog.clear()
+        with pytest.raises(UserError, match=re.escape(said)):
+            flower(**settings)
+        last = caplog.records[-1]
+        assert last.getMessage().endswith(said)
+        assert (last.exc_info, last.levelname) == (None, "ERROR")
+    warnings.warn("an odd thing", RuntimeWarning, stacklevel=1)
+    assert caplog.messages[-1] == "an odd thing"
+    server.log.error("another", exc_info=ValueError("not a user's"))
+    assert caplog.records[-1].exc_info is not None
+
+
+def test_who_is_left_out_is_not_said_to_be_away(tmp_path):
+    """Nor that its SuperNode is to be started, which it has been."""
+    held = nodes(tmp_path)
+    held[1000]["data"], held[1007]["typo"] = "folder:/nowhere", 1
+    with pytest.raises(UserError, match="1 of 3 clients are here, missing 0, 1") as error:
+        play(Grid(held), min_clients=2)
+    assert "node 1000, client 0 (it cannot read its data: its own log says why.)" in str(error.value)
+    assert "node 1007 (--node-config has no 'typo'" in str(error.value)
+    result = play(Grid(held), rounds=1)
+    assert result.history[0]["failures"] == [
+        "client 0, round 1: its node is left out: it cannot read its data: its own log says why.",
+        "client 1, round 1: its node is not connected, or is one that is left out and does not say which "
+        "client it is",
+    ]
+
+
+@pytest.mark.parametrize("mended", [1, 2])
+def test_a_node_that_was_left_out_takes_part_once_it_is_mended(mended, tmp_path, monkeypatch, caplog):
+    """It stays online all the time: its owner puts right what it could not read."""
+    held = nodes(tmp_path)
+    whole, held[1007]["data"] = held[1007]["data"], "folder:/nowhere"
+
+    def tamper(node: int, reply: Message) -> Message:
+        if grid.sent[-1].metadata.group_id == f"{mended}":
+            held[1007]["data"] = whole
+        return reply
+
+    monkeypatch.setattr("fedrecall.flower.nodes.AGAIN", 0.0)
+    grid = Grid(held, tamper)
+    result = play(grid, rounds=4)
+    assert [len(r["failures"]) for r in result.history] == [1] * mended + [0] * (4 - mended)
+    told = [r for r in caplog.records if "node 1007 is left out" in r.getMessage()]
+    assert len(told) == 1  # however often it was asked
+
+
+def test_a_node_is_waited_for_that_is_mended_before_the_start(tmp_path, monkeypatch):
+    held = nodes(tmp_path)
+    whole, held[1007]["data"] = held[1007]["data"], "folder:/nowhere"
+    refused = []
+
+    def tamper(node: int, reply: Message) -> Message:
+        if node == 1007 and "reason" in reply.content["values"]:
+            refused.append(node)
+            if len(refused) == 3:
+                held[1007]["data"] = whole
+        return reply
+
+    monkeypatch.setattr("fedrecall.flower.nodes.AGAIN", 0.01)
+    result = play(Grid(held, tamper), rounds=1, wait=30)
+    assert (len(refused), result.history[0]["failures"]) == (3, [])
+
+
+OTHERS = {
+    "more examples": {"data": "synthetic:classes=3,train=90,test=30"},
+    "other examples, as many": {"data": "synthetic:classes=3,train=60,test=30,seed=1"},
+    "fewer to test on": {"data": "synthetic:classes=3,train=60,test=12"},
+}
+
+
+@pytest.mark.parametrize("secure", ["off", "examples"])
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_node_that_comes_back_with_other_data_says_so_before_it_trains(case, secure, tmp_path):
+    """Flower gives it the id that it had. Its next task is refused, then it takes part with what it has."""
+    held = nodes(tmp_path, 4)
+
+    def tamper(node: int, reply: Message) -> Message:
+        sent = grid.sent[-1].metadata
+        if sent.message_type.startswith("train") and sent.group_id == "1" and node == 1000:
+            held[1000] |= OTHERS[case]
+        return reply
+
+    grid = Grid(held, tamper)
+    run = {"clients": 4, "sample": 4, "dataset": "", "auxiliary_per_class": "", "min_clients": 3}
+    result = play(grid, **run, secure=secure, rounds=4)
+    said = "its data are not those that it announced: it is asked anew what they are."
+    assert [r.get("untested") for r in result.history] == [
+        [f"client 0, evaluation of round 1: {said}"], None, None, None
+    ]  # fmt: skip
+    assert [r["failures"] for r in result.history] == [[]] * 4
+    train = {m.metadata.message_type for m in grid.sent} & {"train", "train.masked"}
+    assert len(train) == 1
+    asked = [m for m in grid.sent if m.metadata.message_type == "query" and m.metadata.dst_node_id == 1000]
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("secure", ["off", "examples"])
+def test_what_a_client_counts_for_follows_from_what_it_announced_anew(secure, tmp_path):
+    held = nodes(tmp_path, 4)
+
+    def tamper(node: int, reply: Message) -> Message:
+        sent = grid.sent[-1].metadata
+        if sent.message_type.startswith("train") and sent.group_id == "1" and node == 1000:
+            held[1000] |= OTHERS["more examples"]
+        return reply
+
+    grid = Grid(held, tamper)
+    run = {"clients": 4, "sample": 4, "min_clients": 3, "secure": secure, "rounds": 3}
+    said = "client 0, round 2: its data are not those that it announced: it is asked anew what they are."
+    assert [r["failures"] for r in play(grid, **run).history] == [[], [said], []]
+    if secure == "examples":
+        tasks = [m.content["values"] for m in grid.sent if m.metadata.message_type == "train.masked"]
+        shares = [v["share"] for v in tasks if wire.from_json(v["task"], "")["client"] == 0]
+        assert shares == [12 / 48, 12 / 48, 19 / (36 + 19)]
+
+
+def test_a_node_that_is_another_client_by_now_is_asked_who_it_is(tmp_path):
+    held = nodes(tmp_path, 4)
+    del held[1021]
+
+    def tamper(node: int, reply: Message) -> Message:
+        if grid.sent[-1].metadata.message_type == "train" and grid.sent[-1].metadata.group_id == "1":
+            held[1014]["client"] = 3
+        return reply
+
+    grid = Grid(held, tamper)
+    result = play(grid, clients=4, sample=4, rounds=3)
+    away = "client {}, round {}: its node is not connected"
+    assert [r["failures"] for r in result.history] == [
+        [away.format(3, 1)],
+        ["client 2, round 2: it is client 3, not 2.", away.format(3, 2)],
+        [away.format(2, 3)],
+    ]
 
 
 def test_with_enough_clients_the_run_goes_on_without_the_others(tmp_path, caplog):
@@ -768,7 +982,8 @@ def test_what_is_wrong_with_a_nodes_data_stays_in_its_log(tmp_path, caplog):
     with pytest.raises(UserError, match="missing 0"):
         play(grid, **run)
     (reply,) = grid.received
-    assert dict(reply.content["values"]) == {"reason": "it cannot read its data: its own log says why."}
+    said = {"reason": "it cannot read its data: its own log says why.", "client": 0}
+    assert dict(reply.content["values"]) == said
     assert secret in caplog.text
 
 
@@ -841,7 +1056,7 @@ def test_classes_are_matched_by_name(tmp_path, tmp_path_factory):
     held = nodes(tmp_path / "m")
     for own in held.values():
         own |= {"data": f"folder:{tmp_path}/silo{own['client']}", "divide": False}
-    settings = {"dataset": "", "auxiliary_per_class": "", "model": "tests/flower/small_net.py:make"}
+    settings = {"dataset": "", "auxiliary_per_class": "", "model": "tests.flower.small_net:make"}
     with pytest.raises(UserError, match="give class_names, all of them in one order"):
         play(Grid(held), **settings)
     result = play(Grid(held), **settings, class_names="cat+bee+ant", algorithm="sfedkd", rounds=1)
@@ -856,6 +1071,47 @@ def test_classes_are_matched_by_name(tmp_path, tmp_path_factory):
     assert said == {0: [0, 0, 1], 1: [0.5, 0.5, 0], 2: [0.5, 0, 0.5]}
 
 
+def test_a_node_with_a_class_that_nobody_named_is_said_at_the_start(tmp_path):
+    run = {"dataset": "", "auxiliary_per_class": "", "class_names": "2+1+two"}
+    with pytest.raises(UserError, match=r"client 0 has the class 0, which class_names lacks: 2, 1, two\."):
+        play(Grid(nodes(tmp_path)), **run)
+
+
+def test_a_node_that_comes_later_with_a_class_of_its_own_is_left_out(tmp_path):
+    held = nodes(tmp_path)
+
+    def tamper(node: int, reply: Message) -> Message | None:
+        if moved(held, node, grid.sent[-1].metadata):
+            held[5]["data"] = "synthetic:classes=4,train=60,test=30"
+            return None
+        return reply
+
+    grid = Grid(held, tamper)
+    result = play(grid, dataset="", auxiliary_per_class="", rounds=3)
+    said = "client 0, round 3: its node is left out: client 0 has the class 3, the run has 0, 1, 2"
+    assert result.history[2]["failures"] == [said]
+
+
+def test_nodes_may_train_on_all_they_have_and_test_on_what_they_do_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    rows = [f"{i % 3 + i / 99!r},{i / 7!r},{'xyz'[i % 3]}" for i in range(36)]
+    write_table(tmp_path / "silo0", [r for r in rows if r[-1] != "z"], rows[:6])  # tests "z", too
+    write_table(tmp_path / "silo1", rows, [])
+    write_table(tmp_path / "silo2", rows[5:], rows[:9])
+    held = nodes(tmp_path / "m", divide=False)
+    for own in held.values():
+        own["data"] = f"folder:{tmp_path}/silo{own['client']}" + ",held_out=0" * (own["client"] == 1)
+    grid = Grid(held)
+    result = play(grid, dataset="", auxiliary_per_class="", model="mlp:4", rounds=1)
+    assert {a.client: (a.examples, a.test_examples) for a in said_of_data(grid)} == {
+        0: (24, 6), 1: (36, 0), 2: (31, 9)
+    }  # fmt: skip
+    assert result.history[0]["failures"] == []
+    tested = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "evaluate"]
+    assert sorted(tested) == [1000, 1014]
+    assert "untested" not in result.history[0]
+
+
 def test_statistics_are_those_of_all_examples_together():
     from fedrecall.flower.nodes import _pooled
 
@@ -866,7 +1122,7 @@ def test_statistics_are_those_of_all_examples_together():
     said = [
         wire.Announcement(
             k, len(p), 0, [2, 5, 10], ["a"],
-            p.mean((0, 2)).tolist(), p.std((0, 2), correction=0).tolist(), [], False,
+            p.mean((0, 2)).tolist(), p.std((0, 2), correction=0).tolist(), [], False, "",
         )
         for k, p in enumerate(parts)
     ]  # fmt: skip
@@ -884,7 +1140,9 @@ def test_a_channel_that_never_varies_at_one_node_does_so_in_the_statistics_of_al
     drawn = [torch.randint(90, 120, (n, 1, 6, 6), generator=stream, dtype=torch.uint8) for n in (4, 9)]
     for parts in ([torch.full((5, 1, 6, 6), 7, dtype=torch.uint8), *drawn], [drawn[0] * 0, drawn[1] * 0]):
         said = [
-            wire.Announcement(k, len(x), 0, [1, 6, 6], ["a"], *(t.tolist() for t in statistics(x)), [], False)
+            wire.Announcement(
+                k, len(x), 0, [1, 6, 6], ["a"], *(t.tolist() for t in statistics(x)), [], False, ""
+            )
             for k, x in enumerate(parts)
         ]
         mean, std = _pooled(said)
@@ -1063,6 +1321,52 @@ def test_tables_that_mean_something_else_are_not_averaged(header, standardise, s
         play(Grid(held), dataset="", auxiliary_per_class="", model="mlp:4")
 
 
+UNLIKE = [f"{i % 3 - 1 + i / 60!r},{5 + i % 7 / 7!r},{'xyz'[i % 3]}" for i in range(30)]
+"""Rows of which some have another mean and deviation than all."""
+
+
+def test_with_fixed_normalisation_a_table_is_taken_as_it_is_everywhere(tmp_path, monkeypatch):
+    """What each node has scaled by its own rows nobody can use later: not a saved model, not another node."""
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    for name, rows in (("silo0", UNLIKE), ("silo1", UNLIKE[:20]), ("silo2", UNLIKE[::2]), ("own", UNLIKE)):
+        write_table(tmp_path / name, rows, UNLIKE[:12])
+    held = nodes(tmp_path / "m", divide=False)
+    for own in held.values():
+        own["data"] = f"folder:{tmp_path}/silo{own['client']}"
+    settings = {"dataset": "", "auxiliary_per_class": "", "model": "mlp:8", "normalisation": "fixed"}
+    settings |= {"training.lr": 0.05, "training.local_epochs": 4}
+    with pytest.raises(UserError, match=r"client 0 has standardised .* standardise=false at every node"):
+        play(Grid(held), **settings)
+    for own in held.values():
+        own["data"] += ",standardise=false"
+    with pytest.raises(UserError, match=r"the server's folder are standardised .* standardise=false"):
+        play(Grid(held), **settings | {"dataset": f"folder:{tmp_path}/own", "auxiliary_per_class": 0})
+    result = play(Grid(held), **settings, out=str(tmp_path / "run"))
+    rows = torch.tensor([[float(v) for v in row.split(",")[:2]] for row in UNLIKE[:12]], dtype=torch.float64)
+    named = trained(tmp_path / "run").predict(rows)
+    right = sum(a == row[-1] for a, row in zip(named, UNLIKE[:12], strict=True))
+    assert right / len(rows) == result.accuracy > 0.8
+    play(Grid(held), **settings, rounds=1, algorithm="private:fedavg,noise=0")
+
+
+def test_a_node_that_comes_later_has_to_take_its_table_as_it_is_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    write_table(tmp_path / "silo", UNLIKE, UNLIKE[:12])
+    as_it_is = f"folder:{tmp_path}/silo,standardise=false"
+    held = nodes(tmp_path / "m", divide=False, data=as_it_is)
+
+    def tamper(node: int, reply: Message) -> Message | None:
+        if moved(held, node, grid.sent[-1].metadata):
+            held[5] |= {"data": as_it_is.partition(",")[0]}
+            return None
+        return reply
+
+    grid = Grid(held, tamper)
+    settings = {"dataset": "", "auxiliary_per_class": "", "model": "mlp:4", "normalisation": "none"}
+    result = play(grid, **settings, rounds=3)
+    assert [len(r["failures"]) for r in result.history] == [0, 1, 1]
+
+
 def test_a_server_whose_table_has_other_columns_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
     write_table(tmp_path / "silo", CONSTANT_AND_TINY, CONSTANT_AND_TINY[:6])
@@ -1072,3 +1376,135 @@ def test_a_server_whose_table_has_other_columns_is_refused(tmp_path, monkeypatch
     held = nodes(tmp_path / "m", data=f"folder:{tmp_path}/silo")
     with pytest.raises(UserError, match="the server's folder has the columns"):
         play(Grid(held), dataset=f"folder:{tmp_path}/own", auxiliary_per_class=0, model="mlp:4")
+
+
+def test_one_tensor_may_travel_under_two_names():
+    shared = torch.arange(4.0)
+    tree = {"w": shared, "again": shared, "part": shared[:2]}
+    content = wire.pack(wire.Refusal("none"), tree)
+    arrays = load(content["arrays"]["safetensors"].data)
+    assert {n: t.tolist() for n, t in arrays.items()} == {n: t.tolist() for n, t in tree.items()}
+
+
+def test_thousands_of_nodes_are_looked_through_once_a_question(tmp_path, monkeypatch):
+    """Not once for every answer to it."""
+    count, looks = 60, []
+    clients = Nodes._clients
+    monkeypatch.setattr(Nodes, "_clients", lambda self: looks.append(1) or clients(self))
+    run = {"clients": count, "sample": 3, "rounds": 1, "dataset": "", "auxiliary_per_class": ""}
+    run |= {"partition": "iid", "wait": 60}
+    result = play(Grid(nodes(tmp_path, count)), **run)
+    assert result.history[0]["failures"] == []
+    assert len(looks) < count / 2
+
+
+OWN = """
+from dataclasses import dataclass
+from fedrecall import FedAvg
+from helper_at_both import factor
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    # by default two
+    factor: float = factor()
+"""
+
+
+class Edited(Grid):
+    """Node 1007 has other files than the server."""
+
+    def __init__(self, held: dict[int, dict[str, object]], changes: dict[Path, str], kind: str = "query"):
+        super().__init__(held)
+        self.changes, self.kind = changes, kind
+
+    def answer(self, node: int, message: Message) -> Message:
+        """With its own files while it answers."""
+        mine = self.changes if node == 1007 and message.metadata.message_type == self.kind else {}
+        before = {path: path.read_text() for path in mine}
+        try:
+            for path, text in mine.items():
+                path.write_text(text)
+            return super().answer(node, message)
+        finally:
+            for path, text in before.items():
+                path.write_text(text)
+
+
+@pytest.fixture
+def own_code(tmp_path, monkeypatch):
+    """An algorithm of somebody's own that takes a name from another module of theirs."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "plug_at_both.py").write_text(OWN)
+    (folder / "helper_at_both.py").write_text("def factor():\n    return 2.0\n")
+    monkeypatch.syspath_prepend(folder)
+    for name in ("plug_at_both", "helper_at_both"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["query", "train"])
+@pytest.mark.parametrize("file", ["plug_at_both", "helper_at_both"])
+def test_a_node_whose_own_code_is_another_is_left_out(file, kind, own_code, tmp_path, caplog):
+    path = own_code / f"{file}.py"
+    changed_file = path.read_text() + "# of no matter\nMORE = 1\n"
+    run = {"algorithm": "plug_at_both:Mine", "rounds": 1, "min_clients": 2}
+    result = play(Edited(nodes(tmp_path / "m"), {path: changed_file}, kind), **run)
+    said = f"its {file} is other code than the server's: install the same at both."
+    assert said in caplog.text + str(result.history[0]["failures"])
+    assert len(result.history[0]["failures"]) == 1
+
+
+def test_where_code_lies_and_how_it_is_commented_is_no_difference(own_code, tmp_path, monkeypatch, caplog):
+    config, _ = hosting.read({**BASE, "algorithm": "private:plug_at_both:Mine,noise=0", "model": "mlp"})
+    servers = codes.own(config)
+    assert sorted(servers.modules) == ["helper_at_both", "plug_at_both"]
+    (own_code / "plug_at_both.py").write_text(OWN.replace("# by default two", "# by default as it was\n\n"))
+    codes.check(servers, config)
+    own_code.rename(tmp_path / "elsewhere")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    for name in servers.modules:
+        monkeypatch.delitem(sys.modules, name)
+    config = configs.make(configs.as_dict(config))
+    codes.check(servers, config)
+    (tmp_path / "elsewhere" / "helper_at_both.py").write_text("def factor():\n    return 3.0\n")
+    with pytest.raises(UserError, match="its helper_at_both is other code than the server's"):
+        codes.check(servers, config)
+    at = servers.modules.index("plug_at_both")  # the helper is a package's, at the server alone
+    codes.check(servers._replace(modules=["plug_at_both"], digests=[servers.digests[at]]), config)
+    for codes_say in (codes.check, codes.warn):  # sources are written down as Python's version does
+        codes_say(servers._replace(fedrecall="0.0.9", python="3.99"), config)
+    assert "the server has fedrecall 0.0.9, this node has" in caplog.text
+    assert "the server has Python 3.99, this node has" in caplog.text
+
+
+def test_a_network_of_ones_own_is_compared_as_well():
+    config, _ = hosting.read(BASE)
+    servers = codes.own(config)
+    assert servers.modules == ["tests.flower.small_net"]
+    with pytest.raises(UserError, match=r"its tests\.flower\.small_net is other code"):
+        codes.check(servers._replace(digests=["0" * 16]), config)
+
+
+def test_a_node_of_an_earlier_version_is_refused_with_its_own_words(tmp_path):
+    """It does not know what it is asked, nor to say which client it is."""
+
+    def tamper(node: int, reply: Message) -> Message:
+        if node == 1007:
+            reply.content["values"] = ConfigRecord({"reason": "the question has an undeclared 'code'"})
+        return reply
+
+    with pytest.raises(UserError, match=r"node 1007 \(the question has an undeclared 'code'\)"):
+        play(Grid(nodes(tmp_path), tamper), min_clients=3)
+
+
+def test_a_node_with_another_version_of_fedrecall_is_named(tmp_path, caplog):
+    def tamper(node: int, reply: Message) -> Message:
+        old = node == 1007 and reply.metadata.message_type == "query"
+        return value(version="0.0.9\x1b")(reply) if old else reply
+
+    play(Grid(nodes(tmp_path), tamper), rounds=1)
+    said = [r.getMessage() for r in caplog.records if "has fedrecall" in r.getMessage()]
+    assert said == [
+        f"client 1 has fedrecall 0.0.9\ufffd, the server has {__version__}: install the same at both."
+    ]

@@ -80,9 +80,9 @@ def load(
     ``export`` writes them (``root/cifar10``); its default is the environment's FEDRECALL_DATA. Where a
     root is named, nothing is taken from the hub; where none is, what it sent before is used again.
     ``cache`` holds what was decoded; its default is FEDRECALL_CACHE, else ``~/.cache/fedrecall``.
-    ``part``: it is a part of the data alone, which may have a single class.
+    ``part``: it is a part of the data alone, which may have a single class, or one in its test split alone.
     """
-    found = _load(spec, root, cache)
+    found = _load(spec, root, cache, part)
     if found.classes < 2 and not part:
         only = found.class_names[0]
         source = spec if isinstance(spec, str) else found.name
@@ -90,11 +90,15 @@ def load(
     return found
 
 
-def _load(spec: str | Mapping[str, Any] | Recipe, root: Path | None, cache: Path | None) -> Dataset:
+def _load(
+    spec: str | Mapping[str, Any] | Recipe, root: Path | None, cache: Path | None, part: bool
+) -> Dataset:
     recipe = spec if isinstance(spec, Recipe) else DATASETS.make(spec)
     if not isinstance(recipe, Recipe):
         raise UserError(f"dataset {spec!r} does not derive from fedrecall.data.datasets.Recipe.")
     name = DATASETS.spec(recipe)["name"]
+    if part and type(recipe) is Folder:
+        recipe = FolderPart(**plain(recipe))
     root = _root(root)
     labels = recipe.cached(name, root)
     if labels is None:
@@ -407,6 +411,7 @@ class Folder(Recipe):
     (or validation, when there is no test) say what is what; without, a share of every class is held out.
     """
 
+    part: ClassVar[bool] = False
     path: str
     """The folder."""
     label: str = "label"
@@ -415,8 +420,8 @@ class Folder(Recipe):
     """The column of images, in parquet, or of their paths relative to the file, in CSV."""
     size: Annotated[int, NON_NEGATIVE] = 0
     """Side to resize images to; 0: they must all be of one size."""
-    held_out: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.2
-    """Share of every class that becomes the test split when there is none."""
+    held_out: Annotated[float, Range(0, 1, open_high=True)] = 0.2
+    """Share of every class that becomes the test split when there is none; 0, none, is for nodes alone."""
     seed: int = 0
     """Another seed holds out others."""
     standardise: bool = True
@@ -439,7 +444,9 @@ class Folder(Recipe):
             return None
         slug = re.sub(r"[^a-zA-Z0-9]+", "_", folder.resolve().name)[:40]
         fingerprint = folders.fingerprint_of(folder, folders.walk(folder))
-        return f"folder-{slug}-{_digest(str(folder.resolve()))}", _digest(fingerprint, plain(self), _FOLDERS)
+        whose = "part" if self.part else "folder"
+        slug = f"{whose}-{slug}-{_digest(str(folder.resolve()))}"
+        return slug, _digest(fingerprint, plain(self), _FOLDERS)
 
     def read(self, name: str, root: Path | None) -> Dataset:
         """Decode it."""
@@ -447,4 +454,11 @@ class Folder(Recipe):
         if store.is_export(folder):
             return load_export(folder)
         found = folders.read_folder(folder, folders.walk(folder), self.label, self.image, self.size)
-        return join(name, found, str(folder), self.held_out, self.seed, self.standardise)
+        return join(name, found, str(folder), self.held_out, self.seed, self.standardise, self.part)
+
+
+@dataclass(frozen=True)
+class FolderPart(Folder):
+    """A folder of which others have the rest: a silo."""
+
+    part: ClassVar[bool] = True

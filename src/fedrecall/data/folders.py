@@ -43,8 +43,7 @@ def by_split(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
     if not groups["train"]:
         groups["train"] = groups["other"]
     if not groups["train"] and groups["test"]:
-        name = groups["test"][0].relative_to(top)
-        raise UserError(f"{folder} has no file to train on: {name} is named as one for testing. Rename it.")
+        raise _for_testing_alone(folder, groups["test"][0].relative_to(top))
     proper = [p for p in groups["test"] if not words(p.relative_to(top)).isdisjoint(TEST_WORDS[:2])]
     return {"train": groups["train"], "test": proper or groups["test"]}
 
@@ -68,6 +67,8 @@ def read_images(folder: Path, files: list[Path], size: int) -> Source:
                 continue
             split = "train" if head in TRAIN_WORDS else "test"
             parts = parts[1:]
+        if len(parts) == 3 and not has_splits and heads <= set(TEST_WORDS):
+            raise _for_testing_alone(folder, path.relative_to(top))
         if len(parts) != 2:
             raise UserError(f"{path} does not lie in a folder named after its class, right below {folder}.")
         rows = splits[split]
@@ -75,6 +76,10 @@ def read_images(folder: Path, files: list[Path], size: int) -> Source:
         rows.y.append(parts[0])
         rows.where.append(str(path))
     return Source(splits)
+
+
+def _for_testing_alone(folder: Path, name: Path) -> UserError:
+    return UserError(f"{folder} has no file to train on: {name} is named as one for testing. Rename it.")
 
 
 def _bytes(path: Path, where: str = "") -> bytes:

@@ -54,21 +54,31 @@ class Source:
 
 
 def join(
-    name: str, found: Source, source: str, held_out: float, seed: int, standardise: bool = True
+    name: str,
+    found: Source,
+    source: str,
+    held_out: float,
+    seed: int,
+    standardise: bool = True,
+    part: bool = False,
 ) -> Dataset:
     """Check and join what was read; without a test split hold some of every class out.
 
-    ``standardise``: the columns of a table, by the training split.
+    ``standardise``: the columns of a table, by the training split. ``part``: others have the rest of the
+    data, so that a class may be in the test split alone, and nothing at all if ``held_out`` is 0.
     """
     names = found.names
     train, test = found.splits["train"], found.splits.get("test", Rows())
     if not train.y:
         raise UserError(f"{source} has no training examples.")
-    if not test.y:
+    if not test.y and not (part and held_out == 0):
+        if held_out == 0:
+            raise UserError(f"{source} has no test split, and held_out = 0 holds none of it out.")
         train, test = hold_out(train, held_out, seed)
         if not test.y:
-            raise UserError(f"{source} has no test split and too few examples to hold some out.")
-    class_names, code = _classes(train, names)
+            remedy = "; with held_out=0 all of them are trained on" if part else ""
+            raise UserError(f"{source} has no test split and too few examples to hold some out{remedy}.")
+    class_names, code = _classes([*train.y, *test.y] if part else train.y, names)
     tensors = []
     for rows in (train, test):
         for label, where in zip(rows.y, rows.where, strict=True):
@@ -84,8 +94,9 @@ def join(
         mean, std = statistics(x_train)
     else:
         # In double precision: a column of time stamps would lose its digits as float32.
-        wide_train, wide_test = np.stack(train.x).astype(np.float64), np.stack(test.x).astype(np.float64)
+        wide_train = np.stack(train.x).astype(np.float64)
         columns = wide_train.shape[1]
+        wide_test = np.stack(test.x).astype(np.float64) if test.x else np.empty((0, columns))
         centre, spread = np.zeros(columns), np.ones(columns)
         if standardise:
             moved = _columns(wide_train)
@@ -107,10 +118,10 @@ def _columns(wide: NDArray[np.float64]) -> Columns:
     return Columns(mean.tolist(), std.tolist())
 
 
-def _classes(train: Rows, names: list[str] | None) -> tuple[list[str], dict[Label, int]]:
+def _classes(labels: list[Label], names: list[str] | None) -> tuple[list[str], dict[Label, int]]:
     if names is not None:
         return names, dict(zip(range(len(names)), range(len(names)), strict=True))
-    found = sorted(set(train.y), key=lambda label: (isinstance(label, str), label))
+    found = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
     return [str(label) for label in found], {label: i for i, label in enumerate(found)}
 
 

@@ -10,18 +10,21 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from fedrecall import __version__, payloads
 from fedrecall import config as configs
-from fedrecall import payloads
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.config import Config
 from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import make_model
+from fedrecall.flower import code as codes
 from fedrecall.flower import member, wire
-from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo, own_statistics
+from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo, held, told_statistics
 from fedrecall.flower.wire import (
+    UNKNOWN,
     Announcement,
     Call,
+    Code,
     Data,
     MaskedReport,
     MaskedTask,
@@ -52,15 +55,18 @@ def _answer(handler: Handler, message: Message, context: Context) -> Message:
     """
     if threads is not None:
         torch.set_num_threads(threads)
+    client = UNKNOWN
     try:
         node = Node.of(context.node_config)
+        client = node.client
         with node.guard():
             content = handler(node, message.content)
     except (UserError, Malformed) as error:
-        content = wire.pack(Refusal(wire.tidy(str(error))))
+        content = wire.pack(Refusal(wire.tidy(str(error)), client))
     except Exception as error:
         log.exception("this node failed where it should not have")
-        content = wire.pack(Refusal(f"it failed ({type(error).__name__}): its own log says why."))
+        reason = f"it failed ({type(error).__name__}): its own log says why."
+        content = wire.pack(Refusal(reason, client))
     return Message(content, reply_to=message)
 
 
@@ -111,21 +117,26 @@ def announce(node: Node, content: RecordDict) -> RecordDict:
     question, arrays = wire.unpack(content, Question, "the server's question")
     _no_arrays(arrays)
     config = _config(node, question.config)
-    silo = Silo(node, config)
-    d = silo.dataset
-    mean, std = own_statistics(d) if config.normalisation == "data" else ([], [])
-    return wire.pack(
-        Announcement(
-            node.client,
-            len(silo.train),
-            len(silo.test),
-            list(d.shape),
-            list(d.class_names),
-            mean,
-            std,
-            list(d.features),
-            d.standardised,
-        )
+    servers = _servers_code(question.code)
+    codes.warn(servers, config)
+    codes.check(servers, config)
+    return wire.pack(_announcement(node, config, Silo(node, config)))
+
+
+def _announcement(node: Node, config: Config, silo: Silo) -> Announcement:
+    d = held(node)
+    mean, std = told_statistics(d) if config.normalisation == "data" else ([], [])
+    return Announcement(
+        node.client,
+        len(silo.train),
+        len(silo.test),
+        list(d.shape),
+        list(d.class_names),
+        mean,
+        std,
+        list(d.features),
+        d.standardised,
+        __version__,
     )
 
 
@@ -201,9 +212,12 @@ def _prepare(node: Node, task: Task) -> tuple[FedAvg, Model, Silo, Config]:
     if task.round < 1 or task.remembered < 0:
         raise Malformed("the server's task is of no round")
     config = _config(node, task.config)
+    codes.check(_servers_code(task.code), config)
     silo = Silo(
         node, config, wire.values(wire.from_json(task.data, "the task's data"), Data, "the task's data")
     )
+    if wire.digest(_announcement(node, config, silo)) != task.announced:
+        raise UserError("its data are not those that it announced: it is asked anew what they are.")
     algorithm: FedAvg = ALGORITHMS.make(config.algorithm)
     return algorithm, make_model(config, silo.dataset, algorithm), silo, config
 
@@ -219,6 +233,11 @@ def _config(node: Node, text: str) -> Config:
     }
     with node.guard():
         return configs.make(values | mine)
+
+
+def _servers_code(text: str) -> Code:
+    what = "what the server says of its code"
+    return wire.values(wire.from_json(text, what), Code, what)
 
 
 def _no_arrays(arrays: object) -> None:

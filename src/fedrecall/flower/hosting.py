@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedrecall import config as configs
-from fedrecall import privacy, specs
+from fedrecall import privacy, provenance, specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.multi_teacher import MultiTeacher
 from fedrecall.config import Config
@@ -21,6 +22,8 @@ NOT_HERE = {
     "measures": "they look at the clients' data, which stay at the nodes",
 }
 """Fields of the config that have no meaning in a federation, and why."""
+OWN_CODE = ("algorithm", "model", "partition")
+"""Fields of the config that may name code which the nodes need as well."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,15 @@ class Hosting:
     secure: Literal["off", "examples", "equal"] = "off"
     """Secure aggregation: the server learns the clients' mean alone, by numbers of examples or all equal."""
 
+    def __post_init__(self) -> None:
+        """Classes are told from each other by their names, in which blanks around a plus have no part."""
+        names = tuple(name.strip() for name in self.class_names)
+        if "" in names:
+            raise UserError(f"class_names = {'+'.join(names)!r} has a name that is empty: take it out.")
+        if double := [name for name in names if names.count(name) > 1]:
+            raise UserError(f"class_names has {double[0]!r} twice: name every class once.")
+        object.__setattr__(self, "class_names", names)
+
 
 def read(given: Mapping[str, Any]) -> tuple[Config, Hosting]:
     """The run's config and its hosting from Flower's run config, in which an empty text is no value."""
@@ -59,6 +71,7 @@ def read(given: Mapping[str, Any]) -> tuple[Config, Hosting]:
     settings = {k: v for k, v in values.items() if k not in own}
     settings.setdefault("dataset", ELSEWHERE)
     config = configs.make(configs.nested(settings))
+    _check_named(config)
     hosting = specs.build(Hosting, {k: v for k, v in values.items() if k in own}, "run config")
     if hosting.min_clients > config.sampled:
         raise UserError(
@@ -68,6 +81,16 @@ def read(given: Mapping[str, Any]) -> tuple[Config, Hosting]:
     if hosting.secure != "off":
         _check_secure(config, hosting)
     return config, hosting
+
+
+def _check_named(config: Config) -> None:
+    """Code of somebody's own is named as every node can import it: the server's files are the server's."""
+    for name in OWN_CODE:
+        if place := next((text for text in provenance.texts(getattr(config, name)) if ".py:" in text), None):
+            raise UserError(
+                f"{name} = {Path(place).name!r} is a file of the server's: name it as package.module:Class, "
+                "which the nodes import, where it is installed or on their PYTHONPATH."
+            )
 
 
 def _check_secret(config: Config) -> None:

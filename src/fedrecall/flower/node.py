@@ -30,6 +30,8 @@ log = logging.getLogger("flwr")
 ELSEWHERE = "fedrecall.flower.node:Elsewhere"
 """How a config names the data set of a run whose data are at the nodes."""
 REMEDY = "allow it with custom=true in this node's --node-config."
+FEWEST = 10
+"""Numbers that a mean and a deviation must be of for a node to tell them: those of one are the number."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,8 @@ class Silo:
                 raise UserError(f"it is client {node.client}, but the run has {config.clients} clients.")
             whole = federate(config, dataset, ALGORITHMS.make(config.algorithm))
             part = whole.parts[node.client]
-            places = torch.arange(node.client, len(dataset.test), config.clients)
-            test = Split(whole.dataset.test.x[places], whole.dataset.test.y[places])  # each node its share
+            mine, tested = slice(node.client, None, config.clients), whole.dataset.test
+            test = Split(tested.x[mine], tested.y[mine])  # each node its share, which may be none
             self.federation = replace(whole, parts=[part], dataset=replace(whole.dataset, test=test))
         else:
             self.federation = Federation(
@@ -164,6 +166,20 @@ def own_statistics(dataset: Dataset) -> tuple[list[float], list[float]]:
     return dataset.mean.tolist(), dataset.std.tolist()
 
 
+def told_statistics(dataset: Dataset) -> tuple[list[float], list[float]]:
+    """What `own_statistics` has, unless it would tell the server single examples."""
+    mean, std = own_statistics(dataset)
+    behind = dataset.train.x[:, 0].numel()  # of each mean: an image has many pixels, a row one number
+    nothing = (np.array(mean) == 0).all() and (np.array(std) == 1).all()  # of a table that is left as it is
+    if behind < FEWEST and not nothing:
+        raise UserError(
+            f"the mean and deviation of fewer than {FEWEST} numbers tell what these are, so it does not send "
+            "them: give it more training examples, or let all nodes read their tables with standardise=false "
+            "(of images: let the run say normalisation='fixed')."
+        )
+    return mean, std
+
+
 class Kept:
     """One client's memories of one run on disk, a file for every round it took part in.
 
@@ -208,9 +224,10 @@ class Kept:
         arrays = trees.arrays(memory)
         if not arrays or any(number > round_number for number in self._rounds()):
             return
-        self.folder.mkdir(0o700, parents=True, exist_ok=True)  # what they hold follows from the data
-        self.folder.chmod(0o700)
-        files.write_arrays(self._path(round_number), arrays)
+        with files.writing(self.folder, then="and it takes part again"):
+            self.folder.mkdir(0o700, parents=True, exist_ok=True)  # what they hold follows from the data
+            self.folder.chmod(0o700)
+            files.write_arrays(self._path(round_number), arrays)
         arrived = [number for number in self._rounds() if number <= remembered]
         oldest = max((number for number in arrived if number <= keep), default=0)
         for number in self._rounds():

@@ -12,12 +12,13 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from fedrecall import __version__, payloads
 from fedrecall import config as configs
-from fedrecall import payloads
 from fedrecall.backends.backend import Job
 from fedrecall.config import Config
 from fedrecall.data.store import fixed_statistics
 from fedrecall.errors import Malformed, UserError
+from fedrecall.flower import code as codes
 from fedrecall.flower import wire
 from fedrecall.flower.hosting import Hosting
 from fedrecall.flower.node import ELSEWHERE
@@ -33,6 +34,8 @@ PROGRESS = 10.0
 """Seconds between lines that say who is waited for."""
 
 
+AGAIN = 30.0
+"""Seconds after which a node that is left out is asked anew: it may have been mended."""
 INTRODUCTION = 60.0
 """Seconds that a node which comes later has to say who it is."""
 MOST_EXAMPLES = 10**9
@@ -48,6 +51,14 @@ class Receipt(NamedTuple):
 
     round: Tensor
     """The round of the last visit whose upload arrived; the node has the memory under this number."""
+
+
+class LeftOut(Malformed):
+    """Why a node is not used, which client it says it is, and when it said so."""
+
+    def __init__(self, reason: str, client: int):
+        super().__init__(reason)
+        self.client, self.when = client, time.monotonic()
 
 
 class Facts(NamedTuple):
@@ -76,17 +87,27 @@ class Nodes:
         self.up: Any = None
         """The template of uploads, once there is a model."""
         self._json = wire.as_json(_for_nodes(config))
+        self._code = wire.as_json(codes.own(config))
         self._examples: dict[int, int] = {}
         """Of each client, as the node that is the client's has said."""
         self._testers: set[int] = set()
         """Clients that have said that they have test examples."""
         self._known: dict[int, Announcement] = {}
         """By node id; several nodes may say the same number."""
+        self._doubted: set[int] = set()
+        """Of those known, nodes whose last reply was no good: they may be others by now, and are asked."""
         self._asked: dict[str, int] = {}
         """Node id by id of the question."""
         self._late: set[int] = set()
         """Of those asked, nodes that nobody waits for any more; an answer still counts."""
-        self._refused: set[int] = set()
+        self._left_out: dict[int, LeftOut] = {}
+        """By node id."""
+
+    @property
+    def examples(self) -> list[int] | None:
+        """How many training examples each client has; None while one of them has not said it."""
+        every = range(self.config.clients)
+        return [self._examples[c] for c in every] if self._examples.keys() >= set(every) else None
 
     # Who is there.
 
@@ -106,11 +127,7 @@ class Nodes:
                 if len(here) >= max(hosting.min_clients, 1):
                     log.warning("%d of %d clients are here; going on without the others.", len(here), needed)
                     break
-                raise UserError(
-                    f"after {hosting.wait:g} s {len(here)} of {needed} clients are here, missing "
-                    f"{_some(sorted(set(range(needed)) - here.keys()))}; start their SuperNodes, "
-                    "wait longer, or lower min_clients."
-                )
+                raise UserError(self._missing(here.keys()))
             if now - told > PROGRESS:
                 told = now
                 log.info(
@@ -123,18 +140,40 @@ class Nodes:
             time.sleep(hosting.poll)
         return self._agree([self._known[node] for _, node in sorted(here.items())])
 
-    def _look(self) -> None:
-        """Ask new nodes who they are, hear those who were asked, forget those who left."""
+    def _missing(self, here: Set[int]) -> str:
+        """Who is not here at the deadline, and what would do about it."""
+        missing = sorted(set(range(self.config.clients)) - here)
+        start = "start their SuperNodes, wait longer"
+        if self._left_out:
+            shown = [f"{_called(node, why.client)} ({why})" for node, why in self._left_out.items()]
+            start = f"mend what keeps these from taking part: {_some(shown)}; start the SuperNodes of others"
+        return (
+            f"after {self.hosting.wait:g} s {len(here)} of {self.config.clients} clients are here, missing "
+            f"{_some(missing)}; {start}, or lower min_clients."
+        )
+
+    def _online(self) -> set[int]:
+        """Who is there; those who left are forgotten."""
         online = set(self.grid.get_node_ids())
         self._known = {node: a for node, a in self._known.items() if node in online}
         self._asked = {i: node for i, node in self._asked.items() if node in online}
-        self._refused &= online
+        self._left_out = {node: why for node, why in self._left_out.items() if node in online}
         self._late &= online
-        new = online - self._known.keys() - self._refused - set(self._asked.values())
+        self._doubted &= online
+        return online
+
+    def _look(self) -> None:
+        """Ask new nodes who they are, hear those who were asked, forget those who left."""
+        new = self._online() - (self._known.keys() - self._doubted) - set(self._asked.values())
+        now = time.monotonic()
+        new -= {node for node, why in self._left_out.items() if now - why.when < AGAIN}
         if new:
-            content = wire.pack(Question(self._json))
+            content = wire.pack(Question(self._json, self._code))
             for identity, node in self._push(dict.fromkeys(new, content), "query", 0):
                 self._asked[identity] = node
+                self._doubted.discard(node)
+            self._late |= new & self._left_out.keys()  # whose answer may be as before
+        here = self._clients()
         for node, reply in self._pull(self._asked):
             late = node in self._late
             self._late.discard(node)
@@ -143,12 +182,17 @@ class Nodes:
             except ValueError as error:
                 if late and not isinstance(reply, Malformed) and reply.has_error():
                     continue  # the question has expired: it is asked once more
-                self._refused.add(node)
-                log.error("node %d is left out: %s", node, wire.tidy(str(error)))
+                self._leave_out(node, error)
                 continue
-            first = self._clients().get(said.client)
+            self._left_out.pop(node, None)
+            first = here.setdefault(said.client, node)
+            if said.version != __version__:
+                log.warning(
+                    "client %d has fedrecall %s, the server has %s: install the same at both.",
+                    *(said.client, wire.tidy(said.version), __version__),
+                )
             self._known[node] = said
-            if first is not None and self.facts is not None:
+            if first != node and self.facts is not None:
                 log.warning(
                     "node %d says it is client %d, which node %d is: it is left out for as long as that one "
                     "is online",
@@ -159,11 +203,18 @@ class Nodes:
             self._examples[client] = said.examples
             (self._testers.add if said.test_examples else self._testers.discard)(client)
 
+    def _leave_out(self, node: int, error: ValueError) -> None:
+        reason = wire.tidy(str(error))
+        self._known.pop(node, None)
+        if str(self._left_out.get(node)) != reason:  # said once, however often it is asked
+            log.error("node %d is left out: %s", node, reason)
+        self._left_out[node] = LeftOut(reason, getattr(error, "client", wire.UNKNOWN))
+
     def _meet(self, clients: Set[int]) -> None:
-        """See who is there; a new node may be one of these clients come back, so its answer is waited for."""
+        """See who is there, and wait for the answers of those who may be one of these clients come back."""
         deadline = time.monotonic() + min(self.hosting.timeout, INTRODUCTION)
         self._look()
-        while clients - self._clients().keys() and (silent := set(self._asked.values()) - self._late):
+        while silent := self._awaited(clients):
             if time.monotonic() > deadline:
                 log.error("nodes %s do not say who they are; going on until they do", _some(sorted(silent)))
                 self._late |= silent
@@ -171,10 +222,30 @@ class Nodes:
             time.sleep(self.hosting.poll)
             self._look()
 
+    def _awaited(self, clients: Set[int]) -> set[int]:
+        silent = set(self._asked.values()) - self._late
+        return silent if clients - self._clients().keys() else silent & self._known.keys()
+
+    def _absence(self) -> Callable[[int], str]:
+        """Why there is nothing of a client that is not among those who are here."""
+        reasons = {why.client: f"its node is left out: {why}" for why in self._left_out.values()}
+        nowhere = "its node is not connected"
+        if wire.UNKNOWN in reasons:
+            nowhere += ", or is one that is left out and does not say which client it is"
+        return lambda client: reasons.get(client, nowhere)
+
     def _announcement(self, reply: Message | Malformed) -> Announcement:
         said, arrays = wire.unpack(_content(reply), Announcement, "what it says of itself")
-        if arrays:
-            raise Malformed("what it says of itself has undeclared arrays")
+        try:
+            if arrays:
+                raise Malformed("what it says of itself has undeclared arrays")
+            self._check(said)
+        except Malformed as error:
+            raise LeftOut(str(error), said.client) from error
+        return said
+
+    def _check(self, said: Announcement) -> None:
+        """Raise Malformed if what a node says of itself cannot be, or is not what the others have said."""
         if not 0 <= said.client < self.config.clients:
             raise Malformed(
                 f"it says it is client {said.client}, and there are {self.config.clients}, from 0 on"
@@ -201,15 +272,24 @@ class Nodes:
         most = said.shape[0] if len(said.shape) == 1 else 0
         if len(said.columns) not in {0, most} or len(set(said.columns)) < len(said.columns):
             raise Malformed(f"client {said.client} calls columns of {said.shape} {_some(said.columns)}")
+        if self.facts is not None and self._scaled_alone(said):
+            raise Malformed(
+                f"client {said.client} has standardised its table by its own rows, which normalisation = "
+                f"{self.config.normalisation!r} is to avoid: read its files with standardise=false"
+            )
         known = None if self.facts is None else self.facts.columns
         if known is not None and said.columns != list(known):
             mine, others = _some(said.columns), _some(list(known))
             raise Malformed(f"client {said.client} has the columns [{mine}], others have [{others}]")
+        names = said.classes if self.facts is None else self.facts.data.classes
+        if unknown := [name for name in said.classes if name not in names]:
+            raise Malformed(
+                f"client {said.client} has the class {_some(unknown[:1])}, the run has {_some(names)}"
+            )
         if self.facts is not None and tuple(said.shape) != self.facts.shape:
             raise Malformed(
                 f"client {said.client} has examples of {said.shape}, others of {self.facts.shape}"
             )
-        return said
 
     def _clients(self) -> dict[int, int]:
         """Node of each client; of several that say the same number the one that was here first."""
@@ -228,9 +308,19 @@ class Nodes:
             if len(nodes) > 1
         ]
 
+    def _scaled_alone(self, said: Announcement) -> bool:
+        """Whether its examples would be other numbers than the same rows are at the other nodes."""
+        return said.standardised and self.config.normalisation != "data"
+
     def _agree(self, said: Sequence[Announcement]) -> Facts:
         first = said[0]
         names = list(self.hosting.class_names) or first.classes
+        if scaled := next((a for a in said if self._scaled_alone(a)), None):
+            raise UserError(
+                f"client {scaled.client} has standardised its table by its own rows, and with normalisation "
+                f"= {self.config.normalisation!r} nobody who uses the model could know by what: read the "
+                "files with standardise=false at every node."
+            )
         for other in said:
             if other.shape != first.shape:
                 raise UserError(
@@ -241,6 +331,11 @@ class Nodes:
                 raise UserError(
                     f"clients {first.client} and {other.client} name different classes, {_some(names)} and "
                     f"{_some(other.classes)}: give class_names, all of them in one order."
+                )
+            if unknown := [name for name in other.classes if name not in names]:
+                raise UserError(
+                    f"client {other.client} has the class {_some(unknown[:1])}, which class_names lacks: "
+                    f"{_some(names)}. Name all classes of all nodes, as they are written there."
                 )
             if other.columns != first.columns:
                 raise UserError(
@@ -293,7 +388,8 @@ class Nodes:
         """The visits in the order of their jobs; who does not answer in time, or not well, has failed."""
         if not jobs:
             return
-        tasks = {job.client: self._task(job.round, job.client, _remembered(job)) for job in jobs}
+        self._meet({job.client for job in jobs})
+        tasks = self._tasks(jobs[0].round, {job.client: _remembered(job) for job in jobs})
         downs = _packed(jobs)
         if self.hosting.secure == "off":
             yield from self._visits(jobs, tasks, downs)
@@ -348,12 +444,14 @@ class Nodes:
     def evaluate(self, weights: Weights, round_number: int) -> Evaluation:
         """The model on the test examples of every node that has some and is there."""
         assert self.facts is not None
-        self._look()
+        self._meet(self._testers)
         asked = sorted(self._testers)
         packed = wire.pack_arrays(weights)
-        contents = {client: wire.pack(self._task(round_number, client, 0), packed) for client in asked}
+        tasks = self._tasks(round_number, dict.fromkeys(asked, 0))
+        contents = {client: wire.pack(task, packed) for client, task in tasks.items()}
         count = len(self.facts.data.classes)
-        read = partial(self._tested, round_number)
+        said = {client: self._known[node].test_examples for client, node in self._clients().items()}
+        read = partial(self._tested, round_number, said)
         confusion, losses, missing = np.zeros((count, count), np.int64), [], []
         for client, tested in self._ask(contents, "evaluate", read, round_number=round_number).items():
             if isinstance(tested, ValueError):
@@ -372,7 +470,8 @@ class Nodes:
         loss = float(sum(loss * (tested / total) for loss, tested in losses))
         return Evaluation(confusion, loss, missing)
 
-    def _tested(self, round_number: int, client: int, content: RecordDict) -> Tested:
+    def _tested(self, round_number: int, said: Mapping[int, int], client: int, content: RecordDict) -> Tested:
+        """The counts, if they are of as many test examples as the client has said it has."""
         assert self.facts is not None
         classes = len(self.facts.data.classes)
         tested, arrays = wire.unpack(content, Tested, "its reply")
@@ -382,8 +481,8 @@ class Nodes:
             raise Malformed(f"its reply is of client {tested.client}, round {tested.round}")
         if len(tested.confusion) != classes**2 or min(tested.confusion) < 0:
             raise Malformed(f"its reply does not hold {classes} x {classes} counts")
-        if sum(tested.confusion) != (said := self._known[self._clients()[client]].test_examples):
-            raise Malformed(f"its reply counts {sum(tested.confusion)} examples, and it said it has {said}")
+        if sum(tested.confusion) != (count := said.get(client)):
+            raise Malformed(f"its reply counts {sum(tested.confusion)} examples, and it said it has {count}")
         if tested.loss < 0:
             raise Malformed(f"its reply has a loss of {tested.loss:g}, which cannot be less than 0")
         return tested
@@ -391,14 +490,24 @@ class Nodes:
     def close(self) -> None:
         """Nothing to free: Flower ends its connection itself."""
 
-    def _task(self, round_number: int, client: int, remembered: int) -> Task:
+    def _tasks(self, round_number: int, remembered: Mapping[int, int]) -> dict[int, Task]:
+        """What each client is asked, by the round of the memory that it is to start from."""
         assert self.facts is not None
         every = self.config.checkpoint_every
         keep = max(
             0, ((round_number - 1) // every - 1) * every
         )  # the older of the two checkpoints that are kept
-        data = wire.as_json(self.facts.data)
-        return Task(self._json, data, self.run, round_number, client, remembered, keep)
+        data, here = wire.as_json(self.facts.data), self._clients()
+        announced = {
+            client: wire.digest(self._known[here[client]]) for client in remembered if client in here
+        }
+        return {
+            client: Task(
+                *(self._json, data, self.run, round_number, client),
+                *(start, keep, self._code, announced.get(client, "")),
+            )
+            for client, start in remembered.items()
+        }
 
     def _ask(
         self,
@@ -410,24 +519,26 @@ class Nodes:
     ) -> dict[int, T | ValueError]:
         """What each client's reply is read as, or why there is nothing."""
         found: dict[int, T | ValueError] = {}
-        for client, (reply, absence) in self._exchange(contents, kind, round_number).items():
+        answers = self._exchange(contents, kind, round_number)
+        here = self._clients()
+        for client, (reply, absence) in answers.items():
+            if reply is None:
+                found[client] = Malformed(absence)
+                continue
             try:
-                if reply is None:
-                    raise Malformed(absence)
                 found[client] = read(client, _content(reply))
             except ValueError as error:
                 found[client] = Malformed(wire.tidy(str(error)))  # it may quote what the node sent
+                self._doubted.add(here[client])
         return found
 
     def _exchange(
         self, contents: Mapping[int, RecordDict], kind: str, round_number: int
     ) -> dict[int, tuple[Message | Malformed | None, str]]:
         """Each client's reply, or None and why there is none."""
-        found: dict[int, tuple[Message | Malformed | None, str]] = dict.fromkeys(
-            contents, (None, "its node is not connected")
-        )
-        self._meet(contents.keys())
-        here = self._clients()
+        self._online()
+        here, absence = self._clients(), self._absence()
+        found: dict[int, tuple[Message | Malformed | None, str]] = {c: (None, absence(c)) for c in contents}
         sent = {here[client]: content for client, content in contents.items() if client in here}
         client_of = {here[client]: client for client in contents if client in here}
         deadline = time.monotonic() + self.hosting.timeout
@@ -498,7 +609,7 @@ def _content(reply: Message | Malformed) -> RecordDict:
         reason = wire.tidy(reply.error.reason or "no reason given")
         raise Malformed(f"Flower reports error {reply.error.code} of its node: {reason}")
     if (refusal := wire.refused(reply.content)) is not None:
-        raise Malformed(refusal)
+        raise LeftOut(refusal.reason, refusal.client)
     return reply.content
 
 
@@ -526,6 +637,10 @@ def _pooled(said: Sequence[Announcement]) -> tuple[list[float], list[float]]:
 def _for_nodes(config: Config) -> dict[str, Any]:
     """What nodes are told: nothing of the server's own data, nor of where it sends its numbers."""
     return configs.as_dict(config) | {"dataset": {"name": ELSEWHERE}, "sinks": []}
+
+
+def _called(node: int, client: int) -> str:
+    return f"node {node}" if client == wire.UNKNOWN else f"node {node}, client {client}"
 
 
 def _some(items: Sequence[object]) -> str:

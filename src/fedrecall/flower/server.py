@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,13 +37,37 @@ log = logging.getLogger("flwr")
 app = ServerApp()
 AGREED = "federation.json"
 """The run folder's file with the name of the run at its nodes and what they agreed on."""
+SETTINGS = {"--resume": "resume=true", "--out": "out"}
+"""What options of the command line, which sentences name, are called here."""
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Play the run that `flwr run` asked for."""
-    config, hosting = hostings.read(context.run_config)
-    serve(grid, config, hosting)
+    """Play the run that `flwr run` asked for.
+
+    Flower logs what ends it and marks the run as failed; of what a user can mend it logs the sentence alone.
+    """
+    log.addFilter(_as_sentence)
+    warnings.showwarning = _warn
+    try:
+        config, hosting = hostings.read(context.run_config)
+        serve(grid, config, hosting)
+    except UserError as error:
+        sentence = str(error)
+        for option, setting in SETTINGS.items():
+            sentence = sentence.replace(option, setting)
+        raise UserError(sentence) from error
+
+
+def _as_sentence(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, UserError):
+        record.msg, record.args, record.exc_info = str(error), (), None
+    return True
+
+
+def _warn(message: Warning | str, *_where: Any, **_more: Any) -> None:
+    log.warning("%s", message)
 
 
 def serve(grid: Grid, config: Config, hosting: Hosting) -> Result:
@@ -75,6 +100,21 @@ class Agreed(NamedTuple):
     columns: list[str]
 
 
+def marks(facts: Facts, nodes: Nodes) -> dict[str, Any]:
+    """What tells a federation from another, for whoever compares runs."""
+    data = facts.data
+    of_data = nodes.config.normalisation == "data"
+    rounded = [f"{v:.4g}" for v in (*data.mean, *data.std)]  # images may be decoded a little differently
+    return {
+        "secure": nodes.hosting.secure,
+        "shape": list(facts.shape),
+        "class_names": data.classes,
+        "columns": None if facts.columns is None else list(facts.columns),
+        "statistics": wire.digest(rounded)[:16] if of_data else None,
+        "examples": nodes.examples,
+    }
+
+
 class Run(Experiment):
     """One run over the nodes."""
 
@@ -103,9 +143,8 @@ class Run(Experiment):
             name = str(files.read_json(path)["run"])
         facts = self.nodes.facts
         assert facts is not None
-        said = {"run": name, "secure": self.hosting.secure, "shape": list(facts.shape)}
-        said |= {} if facts.columns is None else {"columns": list(facts.columns)}
-        files.write_json(path, said | facts.data._asdict())
+        with files.writing(self.folder.path):
+            files.write_json(path, {"run": name, **marks(facts, self.nodes), **facts.data._asdict()})
         return name
 
     def play(self) -> Result:
@@ -201,8 +240,7 @@ def _agreed_before(hosting: Hosting) -> Facts | None:
     if not path.exists() or next(folder.checkpoints(), None) is None:
         return None
     held = dict(files.read_json(path))
-    for name in ("run", "secure"):
-        held.pop(name, None)
+    held = {name: held[name] for name in Agreed._fields if held.get(name) is not None}
     noted = "columns" in held  # by earlier versions it was not
     if not held:
         log.warning("%s does not say what the nodes agreed on: they agree anew, on who is here now.", path)
@@ -218,7 +256,13 @@ def _agreed_before(hosting: Hosting) -> Facts | None:
 def _own_data(config: Config) -> Dataset | None:
     if config.dataset["name"] == ELSEWHERE:
         return None
-    return normalised(config, load(config.dataset))
+    own = load(config.dataset)
+    if own.standardised and config.normalisation != "data":
+        raise UserError(
+            f"the columns of the server's {own.name} are standardised by its own rows, which normalisation = "
+            f"{config.normalisation!r} is to avoid: read its files with standardise=false."
+        )
+    return normalised(config, own)
 
 
 def _with(facts: Facts, own: Dataset, config: Config) -> Facts:

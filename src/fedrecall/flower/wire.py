@@ -8,6 +8,7 @@ objects and carries every object from server to node in half a dozen HTTP reques
 another, so that a record with an entry for each array of a network is many times slower.
 """
 
+import hashlib
 import json
 import math
 import typing
@@ -16,18 +17,32 @@ from typing import Any, NamedTuple, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
-from fedrecall import trees
+from fedrecall import files, trees
 from fedrecall.errors import Malformed, printable
 
 FORMAT = "safetensors"
 LONGEST_REASON = 500
 LARGEST = 2**53
 """Up to which a whole number is one of floating point, too."""
+UNKNOWN = -1
+"""The number of a node whose owner has given it none that can be read."""
 LONGEST_VISIT = 10**8
 """Seconds; three years."""
+
+
+class Code(NamedTuple):
+    """What the server runs, for a node to compare with what it runs itself."""
+
+    fedrecall: str
+    """The version."""
+    python: str
+    modules: list[str]
+    """Those of somebody's own that the run names, and those that these take names from."""
+    digests: list[str]
+    """Of their sources."""
 
 
 class Question(NamedTuple):
@@ -35,6 +50,8 @@ class Question(NamedTuple):
 
     config: str
     """The run's config as JSON."""
+    code: str
+    """A `Code` as JSON."""
 
 
 class Announcement(NamedTuple):
@@ -55,6 +72,8 @@ class Announcement(NamedTuple):
     """What a table's columns are called, in their order; none of images."""
     standardised: bool
     """Whether a table's columns have been moved and scaled when they were read."""
+    version: str
+    """Of fedrecall."""
 
 
 class Data(NamedTuple):
@@ -79,6 +98,10 @@ class Task(NamedTuple):
     """The round of the client's last visit that the server has; 0 before the first."""
     keep: int
     """Memories that the server may still go back to: those of this round and later."""
+    code: str
+    """A `Code` as JSON."""
+    announced: str
+    """A digest of the `Announcement` that the server goes by."""
 
 
 class Report(NamedTuple):
@@ -196,6 +219,7 @@ class Refusal(NamedTuple):
     """Sent by a node that did not do what it was asked."""
 
     reason: str
+    client: int = UNKNOWN
 
 
 Values = TypeVar("Values", bound=tuple[Any, ...])
@@ -211,7 +235,7 @@ def pack(values: Any, tree: Any = None) -> RecordDict:
 
 def pack_arrays(tree: Any) -> ArrayRecord:
     """The tree's tensors as a record, for more messages than one."""
-    text = save({n: t.detach().cpu().contiguous() for n, t in trees.leaves(tree)})
+    text = files.packed(trees.arrays(tree))
     return ArrayRecord({FORMAT: Array("uint8", (len(text),), FORMAT, text)})
 
 
@@ -234,12 +258,15 @@ def unpack(content: RecordDict, kind: type[Values], what: str) -> tuple[Values, 
         raise Malformed(f"{what} does not hold named arrays: {tidy(str(error))}") from error
 
 
-def refused(content: RecordDict) -> str | None:
-    """The reason, if a reply is a refusal."""
+def refused(content: RecordDict) -> Refusal | None:
+    """The refusal, if a reply is one."""
     record = content.get("values")
-    if len(content) != 1 or not isinstance(record, ConfigRecord) or set(record) != {"reason"}:
+    if len(content) != 1 or not isinstance(record, ConfigRecord):
         return None
-    return tidy(str(record["reason"]))
+    if not {"reason"} <= set(record) <= set(Refusal._fields):  # earlier versions say the reason alone
+        return None
+    client = record.get("client")
+    return Refusal(tidy(str(record["reason"])), client if type(client) is int else UNKNOWN)
 
 
 def tidy(reason: str) -> str:
@@ -265,6 +292,11 @@ def values(record: Mapping[str, Any], kind: type[Values], what: str) -> Values:
         if not _is(record[name], hint):
             raise Malformed(f"{what}: {name!r} is {tidy(repr(record[name]))}, which is not {_said(hint)}")
     return kind(**record)  # a NamedTuple's fields are its arguments
+
+
+def digest(given: Any) -> str:
+    """What tells a named tuple from another."""
+    return hashlib.blake2b(as_json(given).encode(), digest_size=16).hexdigest()
 
 
 def as_json(given: Any) -> str:
