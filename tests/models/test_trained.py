@@ -36,6 +36,17 @@ def right(trained, dataset):
     return np.mean([a == b for a, b in zip(trained.predict(dataset.test.x), named, strict=True)])
 
 
+@pytest.mark.parametrize("algorithm", ["private:fedavgm,noise=0", "private:feddyn", "sfedkd", "scaffold"])
+def test_a_model_is_found_wherever_its_algorithm_keeps_it(algorithm, tmp_path):
+    settings = SETTINGS | {"dataset": "synthetic:classes=3,train=60,test=30,size=6", "model": "mlp:8"}
+    fedrecall.run(tmp_path / "run", algorithm=algorithm, normalisation="fixed", **settings)
+    again = fedrecall.trained(tmp_path / "run")
+    *_, last = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert right(again, load("synthetic:classes=3,train=60,test=30,size=6")) == pytest.approx(
+        last["accuracy"]
+    )
+
+
 @pytest.mark.parametrize("model", ["cnn:hidden=16", "resnet10", "mlp:8"])
 def test_a_run_folder_is_all_that_it_takes_to_use_a_model(model, tmp_path, monkeypatch):
     result = fedrecall.run(tmp_path / "run", dataset="digits", model=model, **SETTINGS)

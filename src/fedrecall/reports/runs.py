@@ -302,11 +302,14 @@ class Run:
 
     def weights(self, round_number: int | None = None) -> Weights:
         """The global model after the last saved round, or after this one."""
-        head = "weights/"
-        arrays = self.checkpoint(round_number).arrays
-        flat = {n.removeprefix(head): a for n, a in arrays.items() if n.startswith(head)}
+        initial, arrays = self.model.initial(), self.checkpoint(round_number).arrays
+        state = ALGORITHMS.make(self.settings.algorithm).start(initial)
+        places = {id(tensor): path for path, tensor in reversed(list(trees.leaves(state)))}
+        # Where the algorithm keeps its model: `private` within what the protected one keeps.
+        within = {name: places[id(tensor)] for name, tensor in trees.leaves(state.weights)}
+        flat = {name: arrays[path] for name, path in within.items() if path in arrays}
         try:
-            return trees.restore(self.model.initial(), flat, f"the checkpoint of {self.path}")
+            return trees.restore(initial, flat, f"the checkpoint of {self.path}")
         except ValueError as error:
             raise UserError(f"{error}: it is not of the model that the config names.") from error
 
