@@ -249,6 +249,17 @@ def test_steps_that_draw_are_refused_where_clients_are_stacked(monkeypatch):
         played(noise("loss"), monkeypatch, backend="vectorised")
 
 
+def test_a_loss_that_counts_what_batches_are_filled_with_is_refused(monkeypatch):
+    plain = replaced(
+        loss=lambda self, model, params, anchor, batch: nn.functional.cross_entropy(
+            model(params, batch.x), batch.y
+        )
+    )
+    played(plain, monkeypatch)  # one after another no batch is filled up
+    with pytest.raises(UserError, match=r"`loss` counts what a small batch is filled up with.*batch\.mean"):
+        played(plain, monkeypatch, backend="vectorised")
+
+
 def test_two_passes_of_one_step_drop_other_units():
     module = nn.Sequential(nn.Flatten(), nn.Linear(16, 64), KeyedDropout(0.5, salt=1), nn.Linear(64, 3))
     model, x = Model(module), torch.ones(4, 1, 4, 4)

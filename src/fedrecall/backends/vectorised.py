@@ -123,6 +123,7 @@ class Vectorised:
             raise UserError("graph = true needs a GPU, and this run is on the CPU.")
         self._chunk = self.options.chunk or (CPU_CHUNK if on_cpu else None)
         self._graphs: dict[int, OrderedDict[Any, Recorded]] = {}
+        self._filling_tried = False
 
     def map(self, jobs: Sequence[Job]) -> Iterator[Visit]:
         """The visits in the order of their jobs."""
@@ -263,6 +264,8 @@ class Vectorised:
             )
         plan = Plan(begun, batch_size, self._mixing, device)
         stack = stacked(begun, batch_size, plan.axes, device)
+        if not self._filling_tried:
+            self._filling_tried = try_filling(self.work.algorithm, self._model, plan, stack)
         if not self.options.graph:
             with _nothing_drawn(device):
                 state, losses = local_training(self.work.algorithm, self._model, plan, stack)
@@ -346,6 +349,36 @@ def _explained() -> Iterator[None]:
             "that the vectorised backend cannot do for many clients at once: take the serial backend, "
             f"processes or ray. PyTorch says: {text[:300]}"
         ) from error
+
+
+def try_filling(algorithm: FedAvg, model: Model, plan: Plan, stack: Stack) -> bool:
+    """Whether there is a batch that is filled up; UserError if what it is filled with enters the loss."""
+    found = ((rows, b) for parts in batches(plan, stack) for rows, b in parts if b.mask is not None)
+    rows, batch = next(found, (None, None))
+    if rows is None or batch is None or batch.mask is None:
+        return False
+    params, buffers, _ = trees.take(stack.state, rows)
+    mine = trees.transform(lambda t, a: t if a is None else t[rows], stack.anchor, plan.axes)
+
+    def losses(x: Tensor) -> Tensor:
+        def one(params: Params, buffers: Params, anchor: Any, batch: Batch, key: Tensor) -> Tensor:
+            return contracts.scalar(algorithm.loss(model.student(buffers, key), params, anchor, batch))
+
+        axes = (0, 0, plan.axes, Batch(0, 0, 0, 0), 0)  # type: ignore[arg-type]
+        with torch.no_grad(), _explained():
+            return vmap(one, in_dims=axes, randomness="different")(
+                params, buffers, mine, batch._replace(x=x), stack.key[rows]
+            )
+
+    taken = batch.mask.view(*batch.mask.shape, *[1] * (batch.x.dim() - 2))
+    with _nothing_drawn(stack.key.device):
+        one, other = losses(batch.x), losses(torch.where(taken, batch.x, 1 - batch.x))
+    if not torch.allclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True):
+        raise UserError(
+            "`loss` counts what a small batch is filled up with here: average the examples' losses with "
+            "batch.mean, not with .mean() or .sum()."
+        )
+    return True
 
 
 @contextmanager
