@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 import fedrecall
 from fedrecall import config as configs
 from fedrecall import trees
+from fedrecall.algorithms import FedAvg
 from fedrecall.data import partitions
 from fedrecall.data.datasets import Split, load
 from fedrecall.errors import UserError
@@ -331,8 +333,31 @@ def test_exploding_clients_stop_the_run_if_all_fail_and_the_last_good_model_stay
         Experiment(exploding, tmp_path / "other").run()
 
 
+@pytest.mark.parametrize(
+    ("every", "kept"),
+    [
+        (1, "The last good model is kept."),
+        (2, "The last saved model is that of round 2: checkpoint_every is 2."),
+        (9, "No model was saved: checkpoint_every is 9."),
+    ],
+)
+def test_what_is_kept_of_a_run_that_diverges_is_told_as_it_is(every, kept, tmp_path, monkeypatch):
+    def aggregate(self, server, ups, cohort):
+        made.append(len(made))
+        grown = {n: p * (float("inf") if len(made) == 4 else 1) for n, p in server.weights.params.items()}
+        return server._replace(weights=server.weights._replace(params=grown))
+
+    made: list[int] = []
+    monkeypatch.setattr(FedAvg, "aggregate", aggregate)
+    run = Experiment(config(algorithm="fedavg", rounds=5, checkpoint_every=every), tmp_path / "run")
+    with pytest.raises(UserError, match=f"uploads make holds NaN or Inf\\. {re.escape(kept)}"):
+        run.run()
+    saved = sorted((tmp_path / "run").glob("checkpoints/*.safetensors"))
+    assert bool(saved) == (every < 9)
+
+
 def test_a_failure_can_stop_the_run():
-    with pytest.raises(UserError, match=r"client \d+, round 1, step \d+.*The last good model is kept"):
+    with pytest.raises(UserError, match=r"client \d+, round 1, step \d+.*A run without a folder keeps no"):
         Experiment(config(**{"training.lr": 1e30, "on_failure": "stop"})).run()
 
 

@@ -113,7 +113,7 @@ def test_sound_uploads_that_make_what_is_no_number_end_the_run(bad):
         def aggregate(self, server: Any, ups: Any, cohort: Cohort) -> Any:
             return super().aggregate(server, ups, cohort)._replace(weights=weights(1.0, bad))
 
-    with pytest.raises(Diverged, match="uploads make holds NaN or Inf\\. The last good model is kept\\."):
+    with pytest.raises(Diverged, match="uploads make holds NaN or Inf\\."):
         play([4, 1], 2, algorithm=Dividing())
     played, _ = play([4, 1], 2, failing=[4, 1], algorithm=Dividing())  # nothing arrived: nothing is made
     assert played.server.weights.params["w"].item() == 0

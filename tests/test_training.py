@@ -267,7 +267,7 @@ def test_a_poisoned_client_is_left_out_of_the_round_and_named():
 
 
 def test_a_poisoned_client_can_stop_the_run():
-    with pytest.raises(UserError, match=r"client \d, round 2, step \d+: .*last good model is kept"):
+    with pytest.raises(UserError, match=r"client \d, round 2, step \d+: .*without a folder keeps no model"):
         poisoned(rounds=3, on_failure="stop").run()
 
 

@@ -59,7 +59,7 @@ clients that everybody can foresee are not hidden by being drawn.
 | one example, or one class | takes part |
 | 1 to 100,000 examples side by side | take part |
 | labels that are no class | the run is refused before anything is trained |
-| every client of a round fails | the run ends in a sentence; the last good model is kept |
+| every client of a round fails | the run ends in a sentence that says which model is kept: the last good one, or with `checkpoint_every` the last that was saved |
 
 A round with failures equals the round of the others. `on_failure: stop` ends the run at the first one instead.
 """

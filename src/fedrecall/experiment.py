@@ -330,23 +330,10 @@ class Experiment:
     def _round(self, number: int) -> rounds.Dialogue[None]:
         config, clock = self.config, Clock()
         before: Weights = self.server.weights
-        seed = None if self.algorithm.secret else config.seed
-        played = yield from rounds.walk(
-            self.algorithm,
-            self.model,
-            self.server,
-            self.memories,
-            self.federation.auxiliary,
-            population=len(self.federation),
-            sampled=(
-                rounds.sample(len(self.federation), config.sampled, seed, number)
-                if config.global_seed is None
-                else global_draws.clients(len(self.federation), config.sampled, number)
-            ),
-            chain_count=self._chain_count,
-            round_number=number,
-            seed=seed,
-        )
+        try:
+            played = yield from self._played(number)
+        except Diverged as error:
+            raise Diverged(f"{error} {self.kept}") from error
         failures = [v.failure for v in played.visits if v.failure is not None]
         self.check_failures(failures, len(played.visits))
         self.server = played.server
@@ -392,6 +379,29 @@ class Experiment:
         for sink in self.sinks:
             sink.record(record)
 
+    def _played(self, number: int) -> rounds.Dialogue[rounds.Round]:
+        """The round as its clients play it."""
+        config = self.config
+        seed = None if self.algorithm.secret else config.seed
+        return (
+            yield from rounds.walk(
+                self.algorithm,
+                self.model,
+                self.server,
+                self.memories,
+                self.federation.auxiliary,
+                population=len(self.federation),
+                sampled=(
+                    rounds.sample(len(self.federation), config.sampled, seed, number)
+                    if config.global_seed is None
+                    else global_draws.clients(len(self.federation), config.sampled, number)
+                ),
+                chain_count=self._chain_count,
+                round_number=number,
+                seed=seed,
+            )
+        )
+
     def _due(self, number: int) -> bool:
         """Whether the model of this round is evaluated."""
         return number % self.config.evaluate_every == 0 or number == self.config.rounds
@@ -424,11 +434,19 @@ class Experiment:
     def check_failures(self, failures: Sequence[Failure], visits: int) -> None:
         """Raise UserError if a round with these failures cannot count."""
         if failures and self.config.on_failure == "stop":
-            raise Diverged(f"{failures[0]}. The last good model is kept.")
+            raise Diverged(f"{failures[0]}. {self.kept}")
         if len(failures) == visits:
-            raise Diverged(
-                f"every client of the round failed, first {failures[0]}. The last good model is kept."
-            )
+            raise Diverged(f"every client of the round failed, first {failures[0]}. {self.kept}")
+
+    @property
+    def kept(self) -> str:
+        """What there is of a run that ends in this round, in a sentence."""
+        if self.folder is None:
+            return "A run without a folder keeps no model."
+        if self._saved == len(self.history):
+            return "The last good model is kept." if self._saved else "There was no round before it."
+        last = f"The last saved model is that of round {self._saved}" if self._saved else "No model was saved"
+        return f"{last}: checkpoint_every is {self.config.checkpoint_every}."
 
     def _evaluated(self, evaluation: Evaluation) -> dict[str, Any]:
         """What a round's record has of its evaluation, and what the algorithm reports with it."""

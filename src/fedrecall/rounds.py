@@ -175,7 +175,7 @@ def combine(algorithm: FedAvg, server: Any, visits: Sequence[Sequence[Visit]], p
         made = algorithm.aggregate(server, trees.stack(ups, copy=False), cohort)
     contracts.weighted(made, "aggregate", "the server's state")
     if not trees.finite(made):
-        raise Diverged("what the round's uploads make holds NaN or Inf. The last good model is kept.")
+        raise Diverged("what the round's uploads make holds NaN or Inf.")
     contracts.alike(made, server, "aggregate", "the server's state", "start")
     contracts.full(made.weights, server.weights.params, "aggregate", "the server's state")
     return made

@@ -120,7 +120,7 @@ def test_compare_shows_a_run_that_diverges_as_failed_beside_the_others(call, tmp
     assert "[" in shown["fedntd"]  # the paired difference and its interval
     lines = [line for line in out.splitlines() if line.startswith("fedprox:mu=1e30, seed ")]
     assert [line.split()[2:4] for line in lines] == [["0", "failed:"], ["1", "failed:"]]
-    assert all("The last good model is kept." in line for line in lines)
+    assert all("There was no round before it." in line for line in lines)
     fedavg, fedprox, fedntd = json.loads((tmp_path / "t.json").read_text())["rows"]
     assert fedprox["accuracy"] == [None, None]
     assert None not in fedavg["accuracy"] + fedntd["accuracy"]

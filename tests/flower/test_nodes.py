@@ -482,7 +482,7 @@ def lying(folder: Path, round_number: int, name: str, change) -> Grid:
 
 def test_an_upload_that_makes_the_model_nan_is_not_saved_and_the_run_can_go_on(tmp_path):
     run = {"algorithm": "fednova", "rounds": 3, "out": str(tmp_path / "run")}
-    with pytest.raises(UserError, match="uploads make holds NaN or Inf\\. The last good model is kept"):
+    with pytest.raises(UserError, match="uploads make holds NaN or Inf\\. "):
         play(lying(tmp_path / "nodes", 2, "steps", torch.zeros_like), **run)
     [kept] = RunFolder(tmp_path / "run").checkpoints()
     assert kept.round_number == 1

@@ -10,7 +10,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedrecall import __version__, payloads
+from fedrecall import __version__, contracts, payloads
 from fedrecall import config as configs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
@@ -178,7 +178,8 @@ def _train(node: Node, task: Task, arrays: dict[str, Tensor]) -> Visit:
     template = payloads.declared_down(algorithm, model, silo.dataset.shape, silo.dataset.classes)
     down = payloads.check(arrays, template, "what the server sent", growing=True)
     kept = Kept(node, task.run, once=algorithm.remembers_once)
-    memory = kept.get(task.remembered, algorithm.remember(down.weights))
+    first = algorithm.remember(down.weights)
+    memory = kept.get(task.remembered, first)
     kept.rewind(task.remembered)
     done = visit(
         algorithm,
@@ -194,6 +195,7 @@ def _train(node: Node, task: Task, arrays: dict[str, Tensor]) -> Visit:
     if done.failure is not None:
         at = "" if done.failure.step is None else f"step {done.failure.step}: "
         raise UserError(at + done.failure.reason)
+    contracts.alike(done.memory, first, "finish", "a client's memory", "remember")
     kept.put(task.round, done.memory, task.keep, task.remembered)
     return done
 

@@ -594,7 +594,9 @@ def _packed(jobs: Sequence[Job]) -> dict[int, ArrayRecord]:
 
 
 def _done(job: Job, examples: int, up: Any, loss: float, seconds: float) -> Visit:
-    return Visit(job.client, examples, up, Receipt(torch.tensor(job.round)), loss, seconds)
+    remembers = job.memory is None or isinstance(job.memory, Receipt)
+    memory = Receipt(torch.tensor(job.round)) if remembers else job.memory  # which is nothing, then
+    return Visit(job.client, examples, up, memory, loss, seconds)
 
 
 def _failed(job: Job, reason: str) -> Visit:

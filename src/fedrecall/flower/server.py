@@ -180,7 +180,7 @@ class Run(Experiment):
         if visits - len(failures) < self.hosting.min_clients:
             raise UserError(
                 f"round {len(self.history) + 1} has {visits - len(failures)} of {visits} uploads, and "
-                f"min_clients is {self.hosting.min_clients}: {failures[0]}. The last good model is kept."
+                f"min_clients is {self.hosting.min_clients}: {failures[0]}. {self.kept}"
             )
 
 
