@@ -359,7 +359,7 @@ def test_cpus_that_others_use_are_not_waited_for_without_end(opened, monkeypatch
 def test_more_data_than_a_node_can_hold_are_refused(opened):
     w = work(workers=1)
     big = Split(torch.zeros(90, 1, 1024, 1024, dtype=torch.uint8), torch.zeros(90, dtype=torch.int64))
-    dataset = replace(w.federation.dataset, train=big)
+    dataset = replace(w.federation.dataset, train=big, test=Split(big.x[:1], big.y[:1]))
     with pytest.raises(UserError, match=r"training data take 90 MiB .* larger --object-store-memory"):
         opened(replace(w, federation=replace(w.federation, dataset=dataset)))
 
