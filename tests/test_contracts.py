@@ -155,6 +155,10 @@ WRONG = {
         replaced(report=lambda self, server: {"norms": [1.0]}),
         "`report` returns 'norms' = a list: it must be a number",
     ),
+    "a report over what the round is": (
+        replaced(report=lambda self, server: {"lr": 1.0}),
+        "`report` returns 'lr', which every record has already",
+    ),
     "a report over what was measured": (
         replaced(report=lambda self, server: {"accuracy": 1.0}),
         "`report` returns 'accuracy', which every record has already",
@@ -233,6 +237,14 @@ def test_clients_draw_apart_from_each_other(monkeypatch):
 
     played(replaced(finish=finish), monkeypatch, rounds=2)
     assert len(drawn) == len(set(drawn)) == 6  # three clients, two rounds
+
+
+@pytest.mark.parametrize("where", ["prepare", "loss", "finish", "broadcast", "aggregate"])
+def test_what_is_secret_does_not_follow_from_the_seed(where, monkeypatch):
+    quiet = dataclass(frozen=True)(type("Quiet", (noise(where),), {"secret": property(lambda self: True)}))
+    one, two = (played(quiet, monkeypatch, sample=6).weights for _ in range(2))
+    apart = [(a - two.params[n]).abs().max().item() for n, a in one.params.items()]
+    assert max(apart) > 1e-4  # more than another order of clients makes
 
 
 @pytest.mark.parametrize("where", ["prepare", "finish"])

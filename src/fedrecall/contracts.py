@@ -6,7 +6,7 @@ without a word, or lost when the run is resumed, does not get further than that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -120,7 +120,7 @@ def order(arranged: Any, sampled: Sequence[int]) -> list[int]:
     return found
 
 
-def numbers(told: Any, taken: Mapping[str, Any], hook: str = "report") -> dict[str, float]:
+def numbers(told: Any, taken: Container[str], hook: str = "report") -> dict[str, float]:
     """What a hook tells of the server's state as plain numbers by name, or UserError."""
     if not isinstance(told, Mapping):
         raise UserError(f"`{hook}` returns {_kind(told)}: it must be a dict of numbers by name.")

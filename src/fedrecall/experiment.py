@@ -354,7 +354,7 @@ class Experiment:
             self._save(number, record, clock)
         if self._due(number):
             evaluation = self.evaluation(self.server.weights, number)
-            record |= self._evaluated(evaluation)
+            record |= self._evaluated(evaluation, record)
             record["seconds"]["evaluate"] = clock.lap()
             moment = Moment(
                 number,
@@ -412,7 +412,7 @@ class Experiment:
         Measures look at what the round's clients did, which is gone.
         """
         clock, record = Clock(), dict(self.history[-1])
-        record |= self._evaluated(self.evaluation(self.server.weights, record["round"]))
+        record |= self._evaluated(self.evaluation(self.server.weights, record["round"]), record)
         record["seconds"] = record["seconds"] | {"evaluate": clock.lap()}
         folder.amend(record)
         if isinstance(self.history, History):
@@ -448,7 +448,7 @@ class Experiment:
         last = f"The last saved model is that of round {self._saved}" if self._saved else "No model was saved"
         return f"{last}: checkpoint_every is {self.config.checkpoint_every}."
 
-    def _evaluated(self, evaluation: Evaluation) -> dict[str, Any]:
+    def _evaluated(self, evaluation: Evaluation, record: Mapping[str, Any]) -> dict[str, Any]:
         """What a round's record has of its evaluation, and what the algorithm reports with it."""
         classes = class_accuracy(evaluation.confusion)
         self._tell_untested(evaluation)
@@ -461,7 +461,8 @@ class Experiment:
             "consistency": consistent,
         }
         missing = {"untested": list(evaluation.missing)} if evaluation.missing else {}
-        return found | missing | contracts.numbers(self.algorithm.report(self.server), found)
+        taken = {*record, *found, "untested", "measures"}
+        return found | missing | contracts.numbers(self.algorithm.report(self.server), taken)
 
     def _tell_untested(self, evaluation: Evaluation) -> None:
         """Warn once of classes that the test split has no example of."""

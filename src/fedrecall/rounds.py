@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -99,11 +99,12 @@ def walk(
     """One round with these clients in ``chain_count`` chains of nearly equal length.
 
     It asks for the visits of one link at a time, whoever makes them. ``seed``: of what the server's hooks
-    may draw from torch's own streams, which else is not repeatable.
+    may draw from torch's own streams; without one nobody can tell what they draw.
     """
+    known = secrets.randbits(63) if seed is None else seed
 
     def chance(hook: str) -> AbstractContextManager[None]:
-        return nullcontext() if seed is None else streams.seeded(seed, "hooks", round_number, hook)
+        return streams.seeded(known, "hooks", round_number, hook)
 
     order = contracts.order(algorithm.arrange(sampled, round_number), sampled)
     chains = [[int(k) for k in part] for part in np.array_split(order, chain_count)]

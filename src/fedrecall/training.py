@@ -1,6 +1,7 @@
 """Local training: what one client does between receiving and sending. The only loop over batches."""
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -143,7 +144,8 @@ def begin(
     if memory is None:
         memory = algorithm.remember(down.weights)
     data = data.numbered(client)
-    chance = streams.key(seed, "hooks", round_number, client)
+    # Whoever knows the seed could take noise that protects somebody off again.
+    chance = secrets.randbits(63) if algorithm.secret else streams.key(seed, "hooks", round_number, client)
     with streams.seeded(chance, "prepare"):
         anchor = algorithm.prepare(model, down, memory, data)
     start = model.laid_out(trees.detached(down.weights))
