@@ -84,7 +84,7 @@ def test_a_spec_becomes_an_instance_and_back(spec, expected):
         ("thing:1,1,a,no,x,y", "takes at most 5 values"),
         ("needy", "needs 'must'"),
         ({"share": 1}, "needs a 'name'"),
-        (7, "is a name or a mapping, not 7"),
+        (7, "a name, a mapping or a dataclass is wanted, not 7"),
         ("no_such_package_xyz:Thing", "there is no module"),
         (f"{__name__}:test_fields_carry", "has no dataclass"),
         ("nowhere.py:Thing", "there is no file"),
@@ -94,6 +94,41 @@ def test_a_wrong_spec_ends_in_a_sentence_that_names_what_would_do(spec, said):
     with pytest.raises(UserError) as caught:
         REGISTRY.make(spec)
     assert said in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Unlisted(Thing):
+    far: float = 2.0
+
+
+@pytest.mark.parametrize("thing", [Thing(share=0.25, names=("x",)), Unlisted(far=3.0), Needy(must=3)])
+def test_an_instance_is_its_own_spec(thing):
+    assert REGISTRY.make(thing) == thing
+    assert REGISTRY.make(REGISTRY.spec(thing)) == thing
+
+
+def test_a_class_stands_for_its_defaults():
+    assert REGISTRY.make(Unlisted) == Unlisted()
+    with pytest.raises(UserError, match="needs 'must'"):
+        REGISTRY.make(Needy)
+
+
+def test_an_instance_is_checked_as_its_text_is():
+    with pytest.raises(UserError, match="share = 7 must be in"):
+        REGISTRY.make(Thing(share=7))
+
+
+def test_a_class_that_its_name_does_not_find_is_refused(monkeypatch):
+    @dataclass(frozen=True)
+    class Inner(Thing):
+        """Within a function."""
+
+    with pytest.raises(UserError, match=r"made within a function.*top of its file"):
+        REGISTRY.make(Inner())
+    before = Unlisted(far=5.0)
+    monkeypatch.setattr(sys.modules[__name__], "Unlisted", type("Unlisted", (Thing,), {}))
+    with pytest.raises(UserError, match="is not the class that was given any more"):
+        REGISTRY.make(before)
 
 
 def test_a_users_own_file_is_loaded_once_and_named_in_the_spec(tmp_path):

@@ -331,7 +331,7 @@ class Registry:
         return found
 
     def make(self, spec: Any, **overrides: Any) -> Any:
-        """An instance from ``name``, ``name:value,key=value`` or a mapping with a ``name``."""
+        """An instance from ``name``, ``name:value,key=value``, a mapping with a ``name``, a class, or one."""
         name, positional, values = self.parse(spec)
         cls = self.cls(name)
         names = [f.name for f in fields(cls)]
@@ -346,6 +346,8 @@ class Registry:
 
     def parse(self, spec: Any) -> tuple[str, list[str], dict[str, Any]]:
         """Name, positional values and keyed values of a spec, unchecked."""
+        if dataclasses.is_dataclass(spec):
+            spec = self._said(spec)
         if isinstance(spec, Mapping):
             values = dict(spec)
             name = values.pop("name", None)
@@ -356,7 +358,8 @@ class Registry:
             return name, [], values
         if not isinstance(spec, str) or not spec:
             raise UserError(
-                f"a {self.kind} is a name or a mapping, not {shown(spec)}; {nearest('', self.entries)}"
+                f"{self.kind}: a name, a mapping or a dataclass is wanted, not {shown(spec)}; "
+                f"{nearest('', self.entries)}"
             )
         name, _, rest = spec.partition(":")
         if name not in self.entries and rest:  # file.py:Class or package.module:Class[:values]
@@ -376,11 +379,28 @@ class Registry:
                 positional.append(part.strip())
         return name, positional, keyed
 
+    def _said(self, thing: Any) -> dict[str, Any]:
+        """The mapping for a class or an instance that somebody holds, where its name finds it again."""
+        cls = thing if isinstance(thing, type) else type(thing)
+        if "<locals>" in cls.__qualname__:
+            raise UserError(
+                f"{self.kind} {cls.__name__} is made within a function, where no other process finds it: "
+                "move it to the top of its file."
+            )
+        spec = {"name": self._name(cls)} if cls is thing else self.spec(thing)
+        if self.cls(spec["name"]) is not cls:
+            raise UserError(
+                f"{self.kind} {spec['name']} is not the class that was given any more: make it anew."
+            )
+        return spec
+
+    def _name(self, cls: type) -> str:
+        target = f"{cls.__module__}:{cls.__qualname__}"
+        return next((n for n, t in self.entries.items() if t == target), _origin(cls))
+
     def spec(self, thing: Any) -> dict[str, Any]:
         """The mapping that makes this instance again: its name and every field."""
-        target = f"{type(thing).__module__}:{type(thing).__qualname__}"
-        names = [n for n, t in self.entries.items() if t == target]
-        return {"name": names[0] if names else _origin(type(thing)), **plain(thing)}
+        return {"name": self._name(type(thing)), **plain(thing)}
 
 
 def plain(thing: Any) -> dict[str, Any]:
