@@ -136,12 +136,7 @@ class Experiment:
         try:
             if folder.started and not resume and not folder.recorded:
                 folder.forget()  # one that failed before its first round
-            if folder.started and not resume:
-                raise UserError(
-                    f"{folder.path} already holds a run: continue it with --resume, or give another --out."
-                )
-            if folder.started:
-                _check_same(folder, self.config)
+            check_folder(folder, self.config, resume=resume)
         except BaseException:
             folder.release()
             raise
@@ -516,6 +511,16 @@ def check(config: Config, out: Path | None, dataset: Dataset) -> None:
     Experiment(config, dataset=dataset).close()
     if folder is not None and folder.started:
         _check_code(folder, starts, provenance.code(configs.what(config)))
+
+
+def check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:
+    """Raise UserError if it holds a run that has played and is not to be resumed, or is not the config's."""
+    if folder.started and folder.recorded and not resume:
+        raise UserError(
+            f"{folder.path} already holds a run: continue it with --resume, or give another --out."
+        )
+    if folder.started and resume:
+        _check_same(folder, config)
 
 
 def _check_same(folder: RunFolder, config: Config) -> None:

@@ -731,17 +731,23 @@ def test_a_mistake_is_a_sentence_in_flowers_log_and_fails_the_run(tmp_path, capl
 
     def flower(**settings: object) -> None:
         context = Context(1, 1, {}, RecordDict(), run_config={**run, **settings})
+        grid.sent.clear()
         try:
-            server.main(Grid(nodes(tmp_path)), context)
+            server.main(grid, context)
         except Exception as error:
             server.log.error("%s raised an exception", "ServerApp", exc_info=error)
             raise
 
+    grid = Grid(nodes(tmp_path))
     monkeypatch.setattr(server.log, "filters", [])
     monkeypatch.setattr("warnings.showwarning", None)
     flower()
     for settings, said in (
         ({}, "already holds a run: continue it with resume=true, or give another out."),
+        (
+            {"resume": True, "lr": 7},
+            "begun with training.lr = 0.01, not 7.0: resume it as it was, or give another out.",
+        ),
         ({"algorithm": "fedntd:beta=-1"}, "beta = '-1' must be >= 0."),
     ):
         caplog.clear()
@@ -750,6 +756,7 @@ def test_a_mistake_is_a_sentence_in_flowers_log_and_fails_the_run(tmp_path, capl
         last = caplog.records[-1]
         assert last.getMessage().endswith(said)
         assert (last.exc_info, last.levelname) == (None, "ERROR")
+        assert not grid.sent, "nodes were asked for a run that cannot be"
     warnings.warn("an odd thing", RuntimeWarning, stacklevel=1)
     assert caplog.messages[-1] == "an odd thing"
     server.log.error("another", exc_info=ValueError("not a user's"))

@@ -19,7 +19,7 @@ from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import Dataset, Split, load
 from fedrecall.data.federation import Federation, set_apart
 from fedrecall.errors import Malformed, UserError
-from fedrecall.experiment import DTYPES, Experiment, Result, device_of, normalised
+from fedrecall.experiment import DTYPES, Experiment, Result, check_folder, device_of, normalised
 from fedrecall.flower import hosting as hostings
 from fedrecall.flower import wire
 from fedrecall.flower.hosting import Hosting
@@ -72,6 +72,8 @@ def _warn(message: Warning | str, *_where: Any, **_more: Any) -> None:
 
 def serve(grid: Grid, config: Config, hosting: Hosting) -> Result:
     """Wait for the nodes, then play the rounds that are left."""
+    if hosting.out is not None:
+        check_folder(RunFolder(Path(hosting.out)), config, resume=hosting.resume)
     _check_as_begun(hosting)
     before = _agreed_before(hosting)
     nodes = Nodes(grid, config, hosting, before=before)
