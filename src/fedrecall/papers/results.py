@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class Outcome:
         """What it was computed on, one after the other."""
         return list(dict.fromkeys(map(machine_of, self.starts)))
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """What experiment it is a run of."""
         return identity(self.config)
@@ -123,8 +124,17 @@ def unusual(config: Config) -> dict[str, Any]:
     Settings that say how it is computed do not enter, nor does one at its default, be it the config's or
     an algorithm's own, so that a new one does not make old results strangers.
     """
-    mine, usual = ({**configs.as_dict(c), "sample": c.sampled} for c in (config, Config()))
+    mine, usual = _compared(config), _usual()
     return {k: _unusual(k, v) for k, v in mine.items() if k not in APART and v != usual.get(k)}
+
+
+@cache
+def _usual() -> dict[str, Any]:
+    return _compared(Config())
+
+
+def _compared(config: Config) -> dict[str, Any]:
+    return {**configs.as_dict(config), "sample": config.sampled}
 
 
 def _unusual(key: str, value: Any) -> Any:
@@ -302,11 +312,13 @@ class Results:
 
     def about(self, config: Config) -> list[Outcome]:
         """The runs on this data set with this algorithm, in whatever setup."""
-        of_it = sorted(self._by_subject.get(_subject(config), ()))
-        return [run for run in self if run.identity in of_it]
+        return [run for i in sorted(self._by_subject.get(_subject(config), ())) for run in self._runs(i)]
+
+    def _runs(self, identity: str) -> Iterator[Outcome]:
+        return (run for seeds in self._by_identity[identity].values() for run in seeds.values())
 
     def __iter__(self) -> Iterator[Outcome]:
-        return (o for held in self._by_identity.values() for seeds in held.values() for o in seeds.values())
+        return (run for identity in self._by_identity for run in self._runs(identity))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

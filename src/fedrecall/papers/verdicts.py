@@ -171,8 +171,9 @@ def measure(
 def tried(paper: Paper, cell: Cell, results: Results) -> list[Variant]:
     """The switches, and switches together, with which the cell was run."""
     found = {}
-    for run in results.about(cell.config()):
-        if run.done and (v := paper.reading(cell, run.config)) is not None:
+    setups = {run.identity: run.config for run in results.about(cell.config()) if run.done}
+    for config in setups.values():
+        if (v := paper.reading(cell, config)) is not None:
             found[v.name] = v
     place = list(paper.variants).index
     return sorted(found.values(), key=lambda v: (len(v.parts), [place(name) for name in v.name.split("+")]))
