@@ -12,16 +12,16 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from scipy.special import ndtri
 from torch import Tensor, nn
 
-from fedrecall import payloads, streams, trees
+from fedrecall import payloads, specs, streams, trees
 from fedrecall.algorithms import ALGORITHMS, FedAvg
 from fedrecall.algorithms.hooks import Cohort, Sgd
 from fedrecall.batches import Batch, LocalData
@@ -35,6 +35,24 @@ _SCALES = (1.0, 1e-3, 1e3)  # of how far apart they are
 _TOLERANCE = 1e-9
 
 
+_Found = TypeVar("_Found")
+
+
+def _once(trial: Callable[..., _Found]) -> Callable[..., _Found]:
+    """Remember what trying an algorithm found: a config that names it is checked wherever it is read."""
+    found: dict[Any, _Found] = {}
+
+    @functools.wraps(trial)
+    def remembered(algorithm: FedAvg, **how: Any) -> _Found:
+        key = type(algorithm), repr(specs.plain(algorithm)), *how.items()
+        if key not in found:
+            found[key] = trial(algorithm, **how)
+        return found[key]
+
+    return remembered
+
+
+@_once
 def sums(algorithm: FedAvg, *, equal: bool = True) -> bool:
     """Whether the mean of a round's uploads is all that `aggregate` makes use of.
 
@@ -50,6 +68,7 @@ def summed(*, equal: bool = True) -> list[str]:
     return [n for n in ALGORITHMS if sums(ALGORITHMS.make(n), equal=equal)]
 
 
+@_once
 def protectable(algorithm: FedAvg) -> str | None:
     """Why noise on the mean update cannot protect clients of this algorithm; None if it can."""
     name = type(algorithm).__name__
