@@ -188,6 +188,13 @@ def test_a_race_plays_on_with_those_ahead_and_the_best_baseline(run, monkeypatch
     played.clear()
     run.measure(tmp_path, [SHARDS], {SHARDS: ["fedntd", "class-wise ntd"]}, 2, 20)
     assert [n for _, n, seed in played if seed == 1] == ["fedntd", "class-wise ntd"]
+    race, kept = [tmp_path, [SHARDS], {SHARDS: ["fedntd", "class-wise ntd"]}], tmp_path / "kept.json"
+    first = run.measure(*race, 1, 20, kept)
+    assert json.loads(kept.read_text())["tenths"] == first[1]
+    played.clear()
+    both = run.measure(*race, 2, 20, kept)
+    assert [(n, seed) for _, n, seed in played] == [("fedntd", 1), ("class-wise ntd", 1)]
+    assert both[0] == {SHARDS: {n: first[0][SHARDS][n] * 2 for n in ("fedntd", "class-wise ntd")}}
     lengths.clear()
     run.measure(tmp_path, [SHARDS], None, 1, None)
     assert set(lengths) == {run.SETTINGS[SHARDS]}
@@ -227,7 +234,7 @@ def test_some_settings_alone_conclude_nothing(run, monkeypatch, tmp_path, capsys
     raced = {s: {"fedavg": [0.1], "fedntd": three, "scaffold ntd": [0.6] * 3} for s in (SHARDS, SKEW)}
     asked = []
 
-    def measured(runs, settings, chosen, seeds, rounds, **how):
+    def measured(runs, settings, chosen, seeds, rounds, kept, **how):
         asked.append({s: chosen[s] for s in settings})
         found = {s: {"fedntd": three, "scaffold ntd": [0.6, 0.61, 0.62]} for s in settings}
         return found, {
@@ -253,6 +260,33 @@ def test_some_settings_alone_conclude_nothing(run, monkeypatch, tmp_path, capsys
     monkeypatch.setattr(sys, "argv", [*command, "--settings", "fedntd/table1:mnist/shard2"])
     (tmp_path / "beyond-test.json").unlink()
     with pytest.raises(UserError, match="no race in"):
+        run.main()
+
+
+def test_a_confirmation_is_of_one_method_in_settings_written_down_and_concludes_once(
+    run, monkeypatch, tmp_path, capsys
+):
+    asked = []
+
+    def measured(runs, settings, chosen, seeds, rounds, kept, **how):
+        asked.append((settings, chosen, how["training.local_epochs"]))
+        found = {s: {"fedntd": [0.5] * seeds, run.CONFIRMING[-1]: [0.6] * seeds} for s in settings}
+        curves = {s: {n: [[v] for v in by_seed] for n, by_seed in d.items()} for s, d in found.items()}
+        kept.write_text(json.dumps({"tenths": curves}))
+        return found, curves
+
+    monkeypatch.setattr(run, "measure", measured)
+    command = ["run.py", "confirm", "--results", str(tmp_path), "--seeds"]
+    for seeds in (2, 3):  # with two nothing is concluded, and what was played is kept
+        monkeypatch.setattr(sys, "argv", [*command, f"{seeds}"])
+        run.main()
+        said = json.loads((tmp_path / "beyond-confirm.json").read_text())
+        assert ("leads" in said) == (seeds == 3)
+    assert said["worthy"] == [run.CONFIRMING[-1]]
+    assert asked == [(list(run.CONFIRMED), {s: list(run.CONFIRMING) for s in run.CONFIRMED}, 1)] * 2
+    assert all(run.config(s, n, 0, None) for s in run.CONFIRMED for n in run.CONFIRMING)
+    assert not {*run.CONFIRMED} & {SHARDS, SKEW, "fedntd/table1:mnist/shard2"}, "looked at before"
+    with pytest.raises(UserError, match="was looked at"):
         run.main()
 
 
