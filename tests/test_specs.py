@@ -88,6 +88,7 @@ def test_a_spec_becomes_an_instance_and_back(spec, expected):
         ("no_such_package_xyz:Thing", "there is no module"),
         (f"{__name__}:test_fields_carry", "has no dataclass"),
         ("nowhere.py:Thing", "there is no file"),
+        ("__main__:Mine", "made in a notebook or a script, which alone can go on with it"),
     ],
 )
 def test_a_wrong_spec_ends_in_a_sentence_that_names_what_would_do(spec, said):
