@@ -87,6 +87,7 @@ def test_a_spec_becomes_an_instance_and_back(spec, expected):
         (7, "a name, a mapping or a dataclass is wanted, not 7"),
         ("no_such_package_xyz:Thing", "there is no module"),
         (f"{__name__}:test_fields_carry", "has no dataclass"),
+        (f"{__name__}:Unlistd", "has no dataclass 'Unlistd'; did you mean 'Unlisted'?"),
         ("nowhere.py:Thing", "there is no file"),
         ("__main__:Mine", "made in a notebook or a script, which alone can go on with it"),
     ],

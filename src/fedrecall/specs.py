@@ -473,8 +473,14 @@ def _load(target: str, kind: str) -> type:
     found = getattr(module, attribute, None)
     mend = f"write @dataclass(frozen=True) above class {attribute}."
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
-        elsewhere = ": it was made in a notebook or a script, which alone can go on with it."
-        why = f": {mend}" if isinstance(found, type) else elsewhere if place == "__main__" else "."
+        held = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
+        why = "."
+        if isinstance(found, type):
+            why = f": {mend}"
+        elif place == "__main__":
+            why = ": it was made in a notebook or a script, which alone can go on with it."
+        elif held:
+            why = f"; {nearest(attribute, held)}"
         raise UserError(f"{kind} {target!r}: {place} has no dataclass {attribute!r}{why}")
     settings = [n for n, hint in inspect.get_annotations(found).items() if "ClassVar" not in str(hint)]
     if settings and "__dataclass_fields__" not in vars(found):
