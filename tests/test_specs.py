@@ -125,7 +125,7 @@ def test_a_class_that_its_name_does_not_find_is_refused(monkeypatch):
     class Inner(Thing):
         """Within a function."""
 
-    with pytest.raises(UserError, match=r"made within a function.*top of its file"):
+    with pytest.raises(UserError, match=r"made within a function.*at the top of its file"):
         REGISTRY.make(Inner())
     before = Unlisted(far=5.0)
     monkeypatch.setattr(sys.modules[__name__], "Unlisted", type("Unlisted", (Thing,), {}))

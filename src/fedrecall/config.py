@@ -15,6 +15,7 @@ from fedrecall.data.datasets import DATASETS
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError, nearest
 from fedrecall.measures import MEASURES
+from fedrecall.models.networks import named
 from fedrecall.sinks import SINKS
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE, Range
 from fedrecall.training import Recipe
@@ -89,6 +90,7 @@ class Config:
         """Complete and check what depends on more than one field."""
         for name, registry in REGISTRIES.items():
             object.__setattr__(self, name, registry.spec(registry.make(getattr(self, name))))
+        object.__setattr__(self, "model", named(self.model))
         if not (isinstance(self.model, (str, Mapping)) or hasattr(self.model, "build")):
             raise UserError(f"config: model = {specs.shown(self.model)} is neither a name nor a mapping.")
         for measure in self.measures:

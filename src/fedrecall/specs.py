@@ -24,7 +24,7 @@ import textwrap
 import types
 import typing
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -347,7 +347,7 @@ class Registry:
     def parse(self, spec: Any) -> tuple[str, list[str], dict[str, Any]]:
         """Name, positional values and keyed values of a spec, unchecked."""
         if dataclasses.is_dataclass(spec):
-            spec = self._said(spec)
+            spec = self.said(spec)
         if isinstance(spec, Mapping):
             values = dict(spec)
             name = values.pop("name", None)
@@ -379,24 +379,16 @@ class Registry:
                 positional.append(part.strip())
         return name, positional, keyed
 
-    def _said(self, thing: Any) -> dict[str, Any]:
+    def said(self, thing: Any) -> dict[str, Any]:
         """The mapping for a class or an instance that somebody holds, where its name finds it again."""
         cls = thing if isinstance(thing, type) else type(thing)
-        if "<locals>" in cls.__qualname__:
-            raise UserError(
-                f"{self.kind} {cls.__name__} is made within a function, where no other process finds it: "
-                "move it to the top of its file."
-            )
         spec = {"name": self._name(cls)} if cls is thing else self.spec(thing)
-        if self.cls(spec["name"]) is not cls:
-            raise UserError(
-                f"{self.kind} {spec['name']} is not the class that was given any more: make it anew."
-            )
+        findable(self.kind, cls, self.cls, spec["name"])
         return spec
 
     def _name(self, cls: type) -> str:
         target = f"{cls.__module__}:{cls.__qualname__}"
-        return next((n for n, t in self.entries.items() if t == target), _origin(cls))
+        return next((n for n, t in self.entries.items() if t == target), origin(cls))
 
     def spec(self, thing: Any) -> dict[str, Any]:
         """The mapping that makes this instance again: its name and every field."""
@@ -447,11 +439,24 @@ def loaded(place: str) -> types.ModuleType | None:
     return None if place.partition(".")[0] in ("fedrecall", "__main__") else sys.modules.get(place)
 
 
-def _origin(cls: type) -> str:
+def origin(made: Callable[..., Any]) -> str:
+    """What a class or a function is found by: ``file.py:Class`` or ``package.module:Class``."""
     for path, module in _loaded_files.items():
-        if module.__name__ == cls.__module__:
-            return f"{path}:{cls.__qualname__}"
-    return f"{cls.__module__}:{cls.__qualname__}"
+        if module.__name__ == made.__module__:
+            return f"{path}:{made.__qualname__}"
+    return f"{made.__module__}:{made.__qualname__}"
+
+
+def findable(kind: str, made: Callable[..., Any], find: Callable[[str], Any], name: str) -> None:
+    """Raise UserError unless its name leads to this class or function, and to no other."""
+    if "<" in made.__qualname__:  # <lambda>, or f.<locals>.Class
+        raise UserError(
+            f"{kind} {made.__name__} is made within a function or is a lambda, which no other process could "
+            "find: write it at the top of its file."
+        )
+    if find(name) is not made:
+        what = "class" if isinstance(made, type) else "function"
+        raise UserError(f"{kind} {name} is not the {what} that was given any more: give it anew.")
 
 
 def _load(target: str, kind: str) -> type:

@@ -1,6 +1,8 @@
 import copy
 import dataclasses
 import itertools
+import json
+import sys
 import textwrap
 
 import pytest
@@ -8,9 +10,10 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+import fedrecall
 from fedrecall import specs
 from fedrecall.errors import UserError
-from fedrecall.models import MODELS, KeyedDropout, activation_layer, build, module_from
+from fedrecall.models import MODELS, KeyedDropout, activation_layer, build, module_from, networks
 
 DIGITS, MNIST, CIFAR, TINY = (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)
 
@@ -379,3 +382,60 @@ def test_a_missing_file_or_module_is_named(tmp_path):
     (tmp_path / "broken.py").write_text("import nowhere_at_all")
     with pytest.raises(UserError, match="nowhere_at_all"):
         build(f"{tmp_path}/broken.py:Net", CIFAR, 10)
+
+
+class Given(nn.Module):
+    """A user's network."""
+
+    def __init__(self, shape, classes, width=3):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.LazyLinear(width), nn.Linear(width, classes))
+        self.net(torch.zeros(1, *shape))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def given(shape, classes):
+    return Given(shape, classes, width=5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """A user's network as settings that build it."""
+
+    width: int = 4
+
+    def build(self, shape, classes):
+        return Given(shape, classes, self.width)
+
+
+@pytest.mark.parametrize(
+    ("model", "width"),
+    [(Given, 3), (given, 5), (Settings(7), 7), (Settings, 4), (MODELS.make("cnn:hidden=6"), 6)],
+)
+def test_a_model_given_as_it_is_becomes_a_spec_that_makes_it_again(model, width, tmp_path):
+    spec = networks.named(model)
+    assert networks.named(json.loads(json.dumps(spec))) == spec
+    assert width in {len(p) for p in build(spec, DIGITS, 10).parameters()}
+    settings = {
+        "dataset": "synthetic:classes=3,train=60,test=30",
+        "clients": 3,
+        "sample": 2,
+        "partition": "iid",
+    }
+    first = fedrecall.run(tmp_path / "run", model=model, rounds=1, **settings)
+    assert first.config.model == spec
+    assert len(fedrecall.run(tmp_path / "run", model=model, rounds=2, resume=True, **settings).history) == 2
+
+
+def test_a_model_that_no_name_finds_again_is_refused(monkeypatch):
+    with pytest.raises(UserError, match="a Given that is made already: give its class"):
+        networks.named(Given(DIGITS, 10))
+    with pytest.raises(UserError, match="made within a function or is a lambda"):
+        networks.named(lambda shape, classes: Given(shape, classes))
+    before = given
+    monkeypatch.setattr(sys.modules[__name__], "given", lambda shape, classes: None)
+    with pytest.raises(UserError, match="is not the function that was given any more"):
+        networks.named(before)
+    assert networks.named("cnn") == "cnn"

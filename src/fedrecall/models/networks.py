@@ -8,6 +8,7 @@ start them; seed torch before ``build``.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -313,6 +314,23 @@ def build(spec: Any, shape: Shape, classes: int) -> nn.Module:
     if positional:
         raise UserError(f"model {name}: give its options as key=value, not {positional[0]!r} alone.")
     return module_from(name, tuple(shape), classes, **values)
+
+
+def named(model: Any) -> Any:
+    """The spec of a model that is given as a class, a function, or an instance with its settings."""
+    if isinstance(model, nn.Module):
+        raise UserError(
+            f"the model is a {type(model).__name__} that is made already: give its class, or a function that "
+            "returns a new one, so that every run can start it from its own seed."
+        )
+    network = isinstance(model, type) and issubclass(model, nn.Module)
+    if dataclasses.is_dataclass(model) and not network:
+        return MODELS.said(model)
+    if isinstance(model, type) or inspect.isfunction(model):
+        name = specs.origin(model)
+        specs.findable("model", model, factory_of, name)
+        return name
+    return model
 
 
 def module_from(
