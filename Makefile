@@ -6,10 +6,12 @@ SHELL := /bin/sh
 
 VENV ?= .venv
 TEST_VENV ?= .venv-test
+LOWEST_VENV ?= .venv-lowest
 # The tested versions. `make demo CONSTRAINTS=` lets pip choose newer ones within pyproject.toml's bounds.
 CONSTRAINTS ?= constraints.txt
 TORCH ?= torch==2.13.0
 TEST_EXTRAS ?= dev,ray,flower,dp
+LOWEST_EXTRAS ?= ray,flower,dp,sinks
 DEMO ?= compare fedavg fedntd fedseq --dataset digits --clients 20 --partition shards:2 --sample 5 \
 	--rounds 10 --batch-size 10 --seeds 3
 # Two test processes, a file's tests all in one of them (Ray clusters and federations are made once a file).
@@ -21,8 +23,10 @@ PIP = -m pip --disable-pip-version-check install --quiet --prefer-binary --retri
 ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(VENV)/bin
 TEST = $(TEST_VENV)/bin
+LOWEST = $(LOWEST_VENV)/bin
+comma := ,
 
-.PHONY: help setup demo setup-test test lint format bench torture docs lock wheel clean distclean
+.PHONY: help setup demo setup-test test lowest lint format bench torture docs lock wheel clean distclean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -36,6 +40,17 @@ setup-test: $(TEST_VENV)/.ready ## environment for developing it (.venv-test)
 
 test: lint ## lint, types and every quick test, with coverage
 	$(ONE_THREAD) $(TEST)/python -m pytest $(PYTEST)
+
+# Of what the package needs the lowest, of what that needs in turn and of the test tools the newest. PyPI's torch
+# brings several GB of CUDA libraries.
+lowest: ## the quick tests with the lowest versions that pyproject.toml admits, in .venv-lowest
+	$(call environment,$(LOWEST_VENV))
+	$(LOWEST)/python $(PIP) uv
+	$(LOWEST)/uv pip compile --quiet --python $(LOWEST)/python --resolution lowest-direct pyproject.toml \
+	  $(foreach extra,$(subst $(comma), ,$(LOWEST_EXTRAS)),--extra $(extra)) --output-file $(LOWEST_VENV)/lowest.txt
+	$(LOWEST)/uv pip install --quiet --python $(LOWEST)/python --constraint $(LOWEST_VENV)/lowest.txt \
+	  --editable '.[dev,$(LOWEST_EXTRAS)]'
+	$(ONE_THREAD) $(LOWEST)/python -m pytest $(PYTEST) --no-cov
 
 lint: setup-test ## ruff and mypy
 	$(TEST)/ruff check .
@@ -63,7 +78,7 @@ wheel: setup-test ## build dist/*.whl
 	$(TEST)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean: ## remove what tests and builds leave behind
-	rm -rf $(TEST_VENV) build dist htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(TEST_VENV) $(LOWEST_VENV) build dist htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean ## also the environment itself
