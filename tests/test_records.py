@@ -1,4 +1,7 @@
+import errno
+import fcntl
 import json
+import shutil
 
 import pytest
 import torch
@@ -22,6 +25,34 @@ def test_the_last_two_checkpoints_are_kept(folder):
         save(folder, number)
     assert [c.round_number for c in folder.checkpoints()] == [3, 2]
     assert torch.equal(next(folder.checkpoints()).arrays["w"], torch.full((3,), 3.0))
+
+
+def test_a_folder_that_was_removed_and_begun_anew_is_the_other_ones(folder):
+    folder.acquire()
+    folder.append({"round": 1})
+    shutil.rmtree(folder.path)
+    with pytest.raises(UserError, match="was removed or replaced"):
+        folder.append({"round": 2})
+    other = RunFolder(folder.path)
+    other.acquire()
+    other.append({"round": 1})
+    with pytest.raises(UserError, match="was removed or replaced"):
+        folder.append({"round": 2})
+    with pytest.raises(UserError, match="was removed or replaced"):
+        save(folder, 2)
+    assert other.metrics() == [{"round": 1}]
+    save(other, 1)
+    for held in (folder, other):
+        held.release()
+
+
+def test_a_disk_without_locks_is_a_sentence(folder, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UserError, match=r"cannot be locked \(No locks available\)"):
+        folder.acquire()
 
 
 def test_the_millionth_round_comes_after_the_others(folder):

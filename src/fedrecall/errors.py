@@ -45,7 +45,8 @@ def lacks_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     # PyTorch's CPU allocator has no class of its own: "DefaultCPUAllocator: can't allocate memory: ...".
     return isinstance(error, MemoryError) or (
-        isinstance(error, (RuntimeError, ValueError)) and any(words in str(error) for words in _NO_MEMORY)
+        isinstance(error, (RuntimeError, ValueError))
+        and (str(error) in _ONEDNN or any(words in str(error) for words in _NO_MEMORY))
     )
 
 
@@ -53,3 +54,5 @@ _NO_MEMORY = (
     *("can't allocate memory", "not enough memory", "out of memory", "could not create a memory"),
     *("Storage size calculation overflowed", "array is too big"),  # more than there are addresses
 )
+# All that oneDNN says of it; the same words go on where it has no such primitive.
+_ONEDNN = ("could not create a primitive", "could not execute a primitive")

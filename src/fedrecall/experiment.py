@@ -515,7 +515,12 @@ def check(config: Config, out: Path | None, dataset: Dataset) -> None:
 
 def check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:
     """Raise UserError if it holds a run that has played and is not to be resumed, or is not the config's."""
-    if folder.started and folder.recorded and not resume:
+    if folder.recorded and not folder.started:
+        raise UserError(
+            f"{folder.path} holds rounds, but no config.json that says of what: put it back, or give "
+            "another --out."
+        )
+    if folder.recorded and not resume:
         raise UserError(
             f"{folder.path} already holds a run: continue it with --resume, or give another --out."
         )

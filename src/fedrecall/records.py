@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsIndex, overload
@@ -69,10 +70,13 @@ class RunFolder:
             raise UserError(f"cannot write to {self.path}: {error.strerror}.") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            self._lock = None
-            raise UserError(f"another run is writing to {self.path}: choose another --out.") from None
+        except OSError as error:
+            self.release()
+            if isinstance(error, BlockingIOError):
+                raise UserError(f"another run is writing to {self.path}: choose another --out.") from None
+            raise UserError(
+                f"{self.path} cannot be locked ({error.strerror}): give an --out on a disk that knows locks."
+            ) from error
         for folder in (self.path, self.path / "checkpoints", self.path / "memories"):
             files.sweep(folder)
 
@@ -81,6 +85,17 @@ class RunFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _check_held(self) -> None:
+        """Raise UserError if what this process took is not there any more: another may have begun anew."""
+        if self._lock is None:
+            return
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._lock), os.stat(self.path / ".lock")):
+                return
+        raise UserError(
+            f"{self.path} was removed or replaced while this run wrote to it; nothing more is written there."
+        )
 
     def config(self) -> dict[str, Any]:
         """The config that the folder was begun with."""
@@ -95,6 +110,7 @@ class RunFolder:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a round's record; it is on disk when this returns."""
+        self._check_held()
         with open(self.path / "metrics.jsonl", "ab") as file:
             file.write(_line(record))
             file.flush()
@@ -117,6 +133,7 @@ class RunFolder:
 
     def amend(self, record: dict[str, Any]) -> None:
         """Put this in place of the last record, that of the same round; the others are not read."""
+        self._check_held()
         path = self.path / "metrics.jsonl"
         content = path.read_bytes()
         start = content.rstrip(b"\n").rfind(b"\n") + 1
@@ -125,6 +142,7 @@ class RunFolder:
 
     def save(self, checkpoint: Checkpoint) -> set[str]:
         """Write a checkpoint and delete the oldest; returns the memory files still named by any."""
+        self._check_held()
         folder = self.path / "checkpoints"
         stem = _stem(checkpoint.round_number)
         digest = files.write_arrays(folder / f"{stem}.safetensors", checkpoint.arrays)
@@ -149,13 +167,17 @@ class RunFolder:
                 continue
         return used
 
-    def checkpoints(self, refused: list[str] | None = None) -> Iterator[Checkpoint]:
-        """The checkpoints that can be read whole, newest first; ``refused`` gets why others cannot be."""
+    def checkpoints(self, refused: list[str] | None = None, remembering: bool = True) -> Iterator[Checkpoint]:
+        """The checkpoints that can be read whole, newest first; ``refused`` gets why others cannot be.
+
+        ``remembering``: with what clients remember, which a run needs to go on, and its model does not.
+        """
         for path in sorted((self.path / "checkpoints").glob("round-*.json"), key=_number, reverse=True):
             try:
                 found = _manifest(path)
                 arrays = files.read_arrays(path.with_suffix(".safetensors"), found["arrays"])
-                if not all(memories.intact(self.path / "memories", n) for n in found["memories"].values()):
+                named = found["memories"].values() if remembering else ()
+                if not all(memories.intact(self.path / "memories", n) for n in named):
                     raise UserError(f"{path} names memories that are damaged or not there.")
             except UserError as error:
                 if refused is not None:

@@ -333,6 +333,17 @@ def full_table() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+@pytest.mark.parametrize(("number", "said"), [(errno.EAGAIN, "ulimit -u"), (errno.EMFILE, "ulimit -n")])
+def test_a_limit_at_the_start_of_workers_is_a_sentence(number, said, opened, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(number, "not available")
+
+    monkeypatch.setattr(processes.Nursery, "_shared", None)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(UserError, match=said):
+        opened(work(Scaffold(), workers=2))
+
+
 def test_what_comes_with_memory_is_not_taken_without_it():
     here, there = map(parcels.Channel, socket.socketpair())
     parcel = pack({"a": torch.ones(1000)})

@@ -1,10 +1,13 @@
 """What the command line does before and around every command."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from fedrecall.errors import lacks_memory
 
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -41,6 +44,34 @@ def test_the_package_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "fedrecall", "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "compare" in done.stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_are_no_error(closed):
+    line = f"{shlex.quote(sys.executable)} -m fedrecall list algorithms {closed}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+RUN = (
+    "-m fedrecall run --dataset synthetic:classes=4,train=160,test=80,size=8 --model mlp:8 "
+    "--clients 8 --sample 3 --rounds 3 --backend serial --out x"
+)
+
+
+@pytest.mark.parametrize("reader", ["> /dev/full", "| true", "2>&1 | true"])
+def test_a_run_goes_on_when_its_progress_cannot_be_shown(reader, tmp_path):
+    line = f"({shlex.quote(sys.executable)} {RUN}; echo $? > code) {reader}"
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True)
+    assert (tmp_path / "code").read_text() == "0\n"
+    assert len((tmp_path / "x" / "metrics.jsonl").read_text().splitlines()) == 3
+    assert "Traceback" not in done.stderr
+    assert ("progress cannot be shown any more" in done.stderr) == ("2>&1" not in reader)
+
+
+def test_a_lack_of_memory_is_told_from_what_is_not_there():
+    assert lacks_memory(RuntimeError("could not create a primitive"))
+    assert not lacks_memory(RuntimeError("could not create a primitive descriptor for a convolution"))
 
 
 def test_a_lack_of_memory_is_a_sentence():

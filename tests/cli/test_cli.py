@@ -55,6 +55,25 @@ def test_a_run_prints_its_end_and_leaves_a_folder(call, tmp_path):
     assert RunFolder(tmp_path / "runs" / "fedprox-synthetic-shards-seed0-2").started
 
 
+def test_rounds_whose_config_is_gone_are_not_begun_anew(call, tmp_path):
+    assert call("run", *SMALL, "--out", "x")[0] == 0
+    (tmp_path / "x" / "config.json").rename(tmp_path / "kept")
+    for words in ([], ["--resume"]):
+        code, _, err = call("run", *SMALL, "--algorithm", "fedprox", "--out", "x", *words)
+        assert code == 2
+        assert "x holds rounds, but no config.json" in err
+    (tmp_path / "kept").rename(tmp_path / "x" / "config.json")
+    assert call("run", "--resume", "--out", "x", "--rounds", "3")[0] == 0
+    assert len(RunFolder(tmp_path / "x").metrics()) == 3
+
+
+def test_a_mistyped_folder_is_not_a_new_run(call, tmp_path):
+    code, _, err = call("run", "--resume", "--out", "typo", "--rounds", "300")
+    assert code == 2
+    assert "typo holds no run to go on with" in err
+    assert not (tmp_path / "typo").exists()
+
+
 def test_going_back_past_a_damaged_checkpoint_is_said(call, tmp_path):
     assert call("run", *SMALL, "--out", "x", "--rounds", "3")[0] == 0
     (tmp_path / "x" / "checkpoints" / "round-000003.safetensors").write_bytes(b"torn")
@@ -471,7 +490,7 @@ def test_resume_takes_of_a_file_what_it_says_and_names_what_differs(call, tmp_pa
 
 
 def test_resume_begins_where_nothing_was_begun(call, tmp_path):
-    assert call("run", *SMALL, "--resume", "--rounds", "1", "--out", "new")[0] == 0
+    assert call("run", *SMALL, "--algorithm", "fedntd", "--resume", "--rounds", "1", "--out", "new")[0] == 0
     assert (tmp_path / "new" / "config.json").exists()
 
 

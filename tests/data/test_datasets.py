@@ -162,7 +162,20 @@ def test_decoded_once_and_again_when_a_file_changes(tmp_path, monkeypatch):
     assert len(cached(cache)) == 1  # the stale one is gone
 
 
-@pytest.mark.parametrize("damage", [b"", b"garbage", "cut", "labels"])
+def test_what_killed_processes_left_among_the_caches_goes_in_time(tmp_path):
+    mirror(tmp_path / "data", "mnist")
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    left, being_written = cache / ".mnist-a.safetensors.17.tmp", cache / ".mnist-b.safetensors.18.tmp"
+    for path in (left, being_written):
+        path.write_bytes(b"half")
+    os.utime(left, (1, 1))
+    load("mnist", tmp_path / "data", cache)
+    assert not left.exists()
+    assert being_written.exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", "cut", "labels", "one pixel"])
 def test_a_damaged_cache_is_rebuilt(tmp_path, damage):
     root, cache = tmp_path / "data", tmp_path / "cache"
     mirror(root, "mnist")
@@ -173,6 +186,10 @@ def test_a_damaged_cache_is_rebuilt(tmp_path, damage):
     elif damage == "labels":
         train = store.Split(first.train.x.clone(), first.train.y + 7)
         store.save(file, Dataset("mnist", first.class_names, train, first.test, first.mean, first.std))
+    elif damage == "one pixel":
+        content, pixels = bytearray(file.read_bytes()), first.test.x.numpy().tobytes()
+        content[content.rindex(pixels) + len(pixels) - 3] ^= 4
+        file.write_bytes(content)
     else:
         file.write_bytes(damage)
     assert store.load(file) is None

@@ -3,6 +3,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from tests.reports.synthetic import AGREED, MADE, of_nodes, write
 
 import fedrecall
@@ -113,6 +114,35 @@ def test_what_is_no_run_is_refused(tmp_path):
         Run(tmp_path)
     with pytest.raises(UserError, match="neither"):
         open_runs([tmp_path])
+
+
+def test_a_damaged_run_is_passed_over_where_it_was_not_named(tmp_path):
+    sound, damaged = write(tmp_path / "a"), write(tmp_path / "b", seed=1)
+    (damaged / "metrics.jsonl").write_text("{}\n")
+    with pytest.warns(RuntimeWarning, match=r"b/metrics.jsonl, line 1: .* passed over"):
+        assert [r.path for r in open_runs([tmp_path])] == [sound]
+    assert len(open_runs([sound, damaged])) == 2
+    with pytest.raises(UserError, match="not a round's record"):
+        open_runs([damaged])[0].records  # noqa: B018
+    shutil.rmtree(sound)
+    with pytest.raises(UserError, match="not a round's record"):
+        open_runs([tmp_path])
+
+
+def test_a_model_needs_no_memories_and_an_older_one_is_said_to_be(tmp_path):
+    run = tmp_path / "run"
+    fedrecall.run(run, algorithm="scaffold", **SMALL)
+    newest = run / "checkpoints" / "round-000003.safetensors"
+    whole = fedrecall.trained(run)
+    shutil.rmtree(run / "memories")
+    assert torch.equal(
+        *(t.network.state_dict()[next(iter(t.network.state_dict()))] for t in (whole, fedrecall.trained(run)))
+    )
+    newest.write_bytes(newest.read_bytes() + b"x")
+    with pytest.warns(RuntimeWarning, match=r"round-000003.safetensors is damaged: .* Taking round 2's"):
+        fedrecall.trained(run)
+    with pytest.raises(UserError, match=r"no checkpoint of round 3, only of 2\. .*round-000003.* damaged"):
+        fedrecall.trained(run, 3)
 
 
 def without(run, *keys):

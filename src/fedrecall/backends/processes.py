@@ -88,6 +88,22 @@ class Gone(Exception):
     """The nursery is no more."""
 
 
+@contextmanager
+def _limits_told() -> Iterator[None]:
+    """Say in a sentence that this process may not open or start any more."""
+    try:
+        yield
+    except OSError as error:
+        limits = {errno.EMFILE: "open files is reached: raise it (ulimit -n)"}
+        limits[errno.EAGAIN] = "processes is reached: raise it (ulimit -u, or the container's)"
+        if error.errno not in limits:
+            raise
+        raise UserError(
+            f"the limit of {limits[error.errno]}, or use fewer workers or the serial backend, "
+            "which need fewer."
+        ) from error
+
+
 class Nursery:
     """The process that workers are forked from: one for all backends of this process, as it takes a
     second or two to start. It ends with this process."""
@@ -228,22 +244,16 @@ class Processes:
         self._answer_bytes = 0
         self._pace = 0.0
         self._ticked = 0.0
-        self._nursery: Nursery | None = Nursery.shared()
+        with _limits_told():
+            self._nursery: Nursery | None = Nursery.shared()
 
     def map(self, jobs: Sequence[Job]) -> Iterator[Visit]:
         """The visits in the order of their jobs."""
         if len(jobs) < 2:
             yield from self._serial.map(jobs)
             return
-        try:
+        with _limits_told():
             yield from self._side_by_side(jobs)
-        except OSError as error:
-            if error.errno != errno.EMFILE:
-                raise
-            raise UserError(
-                "the limit of open files is reached: raise it (ulimit -n), or use fewer workers or the "
-                "serial backend, which need fewer."
-            ) from error
 
     def _side_by_side(self, jobs: Sequence[Job]) -> Iterator[Visit]:
         link = _Link(self.work, jobs, self._arena(len(jobs)), self._stocked(jobs))

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,6 +86,9 @@ def root(
 
 def main() -> None:
     """Run the command line; a user's mistake ends in one sentence and exit code 2."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by who started this, as some daemons do
+            setattr(sys, stream, Path(os.devnull).open("w"))  # noqa: SIM115 it is never closed
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # PyTorch's large tensors in huge pages, which the system clears in a third of the time: evaluation and
     # aggregation are made of new tensors.
@@ -112,7 +116,8 @@ def _warn(
 ) -> None:
     """What fedrecall itself warns of in one sentence, without the line of code that says it."""
     if Path(__file__).parents[1] in Path(filename).parents:
-        err.print(f"[yellow]warning:[/yellow] {_escaped(str(message))}", soft_wrap=True)
+        with suppress(OSError, SystemExit):  # where it cannot be said, the work goes on all the same
+            err.print(f"[yellow]warning:[/yellow] {_escaped(str(message))}", soft_wrap=True)
     else:
         _others_warn(message, category, filename, lineno, *rest, **more)
 

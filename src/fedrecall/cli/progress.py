@@ -1,7 +1,10 @@
 """How a run shows itself: a bar on a terminal, plain lines elsewhere."""
 
+import os
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -109,6 +112,38 @@ class Lines:
         self._console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
+class Dispensable:
+    """Shows progress until that fails, as on a full disk or when nobody reads it; runs go on without."""
+
+    def __init__(self, console: Console, inner: Sink):
+        self._console, self._inner = console, inner
+
+    def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
+        """A run starts."""
+        self._try(self._inner.begin, config, history)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """A round was played."""
+        self._try(self._inner.record, record)
+
+    def end(self) -> None:
+        """The run is over."""
+        self._try(self._inner.end)
+
+    def _try(self, show: Callable[..., None], *what: Any) -> None:
+        try:
+            show(*what)
+            self._console.file.flush()
+        except (OSError, SystemExit) as error:  # with which rich answers a closed pipe
+            self._console.quiet = True
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            with suppress(OSError, ValueError):  # a stream without a descriptor
+                os.dup2(nowhere, self._console.file.fileno())  # what waits in its buffer is not missed
+            os.close(nowhere)
+            why = error.strerror if isinstance(error, OSError) else "nobody reads it"
+            warnings.warn(f"progress cannot be shown any more ({why}); the work goes on.", RuntimeWarning)
+
+
 def shown(console: Console, total_runs: int = 1) -> Sink:
     """The right way to show progress on this console."""
-    return Bar(console, total_runs) if console.is_terminal else Lines(console)
+    return Dispensable(console, Bar(console, total_runs) if console.is_terminal else Lines(console))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,9 +172,11 @@ def _columns(noted: Any, x: Tensor) -> Columns | None:
 def save(path: Path, dataset: Dataset) -> None:
     """Write a cache file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         metadata = {
+            "sums": json.dumps(_sums(_arrays(dataset))),
             "name": dataset.name,
             "class_names": json.dumps(dataset.class_names),
             "standardised": json.dumps(dataset.columns or False),
@@ -197,10 +201,35 @@ def load(path: Path) -> Dataset | None:
         features = json.loads(metadata.get("features", "[]"))
         if standardised and "features" not in metadata:  # nor what the columns are called
             return None
-        names = json.loads(metadata["class_names"])
-        return _dataset(metadata["name"], names, load_file(path), standardised, features)
+        names, arrays = json.loads(metadata["class_names"]), load_file(path)
+        if json.loads(metadata.get("sums", "null")) != _sums(arrays):  # earlier ones had none
+            return None
+        return _dataset(metadata["name"], names, arrays, standardised, features)
     except (OSError, safetensors.SafetensorError, ValueError, TypeError, KeyError, RuntimeError):
         return None
+
+
+def _sums(arrays: dict[str, Tensor]) -> dict[str, int]:
+    """Each array's content as one number, at the speed of memory: what a disk spoils is to be noticed."""
+    found = {}
+    for name, array in arrays.items():
+        content = array.contiguous().numpy().reshape(-1).view(np.uint8)
+        words = content[: len(content) // 8 * 8].view(np.uint64)
+        rest = int.from_bytes(content[len(words) * 8 :].tobytes())
+        found[name] = (int(words.sum(dtype=np.uint64)) + rest) % 2**64
+    return found
+
+
+ABANDONED = 3600.0
+"""Seconds after which a file that nobody has gone on writing is taken for that of a killed process."""
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what killed processes left half written among the caches; others may be writing there."""
+    for path in folder.glob(".*.tmp"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > ABANDONED:
+                path.unlink()
 
 
 _INDEX = "dataset.json"

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, wraps
 from pathlib import Path
@@ -269,14 +270,16 @@ class Run:
 
     def checkpoint(self, round_number: int | None = None) -> Checkpoint:
         """The newest checkpoint, or that of a round; only the last two rounds' are kept."""
-        kept = []
-        for checkpoint in self.folder.checkpoints():
+        kept, refused = list[int](), list[str]()
+        for checkpoint in self.folder.checkpoints(refused, remembering=False):
             if round_number is None or checkpoint.round_number == round_number:
+                if refused and round_number is None:
+                    warnings.warn(f"{refused[0]} Taking round {checkpoint.round_number}'s.", RuntimeWarning)
                 return checkpoint
             kept.append(checkpoint.round_number)
         wanted = "checkpoint" if round_number is None else f"checkpoint of round {round_number}"
         there = f", only of {' and '.join(map(str, sorted(kept)))}" if kept else ""
-        raise UserError(f"{self.path} has no {wanted}{there}.")
+        raise UserError(" ".join([f"{self.path} has no {wanted}{there}.", *refused[:1]]))
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -368,10 +371,12 @@ class Group:
 def open_runs(paths: Iterable[Path | str], data_root: Path | None = None) -> list[Run]:
     """Runs by folder, each once; a folder that is no run stands for all in it, up to `LEVELS` down.
 
+    One that is damaged is an error if it was named, and is passed over with a warning if it was found.
     Runs whose folders have the same name are called by their parents' names, too.
     """
     once: dict[Path, Path] = {}
-    for path in map(Path, paths):
+    given = [Path(path) for path in paths]
+    for path in given:
         found = [path] if files.found(path / "config.json") else list(_within(path, LEVELS))
         if not found:
             raise UserError(
@@ -382,7 +387,25 @@ def open_runs(paths: Iterable[Path | str], data_root: Path | None = None) -> lis
             once.setdefault(folder.resolve(), folder)
     if not once:
         raise UserError("name at least one run.")
-    return [Run(folder, name, data_root) for folder, name in zip(once.values(), _names(once), strict=True)]
+    named = {path.resolve() for path in given}
+    runs = [Run(folder, name, data_root) for folder, name in zip(once.values(), _names(once), strict=True)]
+    damage = {run: why for run in runs if run.path.resolve() not in named and (why := _damage(run))}
+    if len(damage) == len(runs):
+        raise next(iter(damage.values()))
+    for why in damage.values():
+        warnings.warn(f"{why} That run is passed over.", RuntimeWarning)
+    return [run for run in runs if run not in damage]
+
+
+def _damage(run: Run) -> UserError | None:
+    """Why there is nothing to be told of a run; that it has not played yet is no damage."""
+    try:
+        run.config, run.records  # noqa: B018
+    except NothingYet:
+        return None
+    except UserError as error:
+        return error
+    return None
 
 
 def _within(folder: Path, levels: int) -> Iterator[Path]:

@@ -103,6 +103,10 @@ def compare_command(
             experiment.heed_stop()
     finally:  # what stops the comparison does not take what was found before
         rows = [row(name, found) for name, found in ends.items()]
+        if json is not None:  # before anything is printed, which may fail
+            with files.placing(json):
+                held = {"config": configs.as_dict(plans[0][1]), "rows": [vars(r) for r in rows]}
+                files.write_json(json, held)
         if rows[0].accuracy:
             out.print(table(rows, seeds))
         for r in rows:
@@ -110,8 +114,6 @@ def compare_command(
                 if why is not None:
                     out.print(f"{r.name}, seed {seed} failed: {why}", markup=False, soft_wrap=True)
     if json is not None:
-        with files.placing(json):
-            files.write_json(json, {"config": configs.as_dict(plans[0][1]), "rows": [vars(r) for r in rows]})
         out.print(f"numbers: {json}", markup=False)
     if out_ is not None:
         out.print(f"run folders: {out_}", markup=False)

@@ -74,11 +74,15 @@ def _open(
     settings: dict[str, Any],
 ) -> tuple[Path, Experiment]:
     """The run folder, and the run that is begun or gone on with in it."""
-    given = config is not None or settings or set_
+    given = gather(config, settings, set_)
     if resume and out_ is not None and (RunFolder(out_).started or not given):
         made = configs.begun(gather(config, settings, set_, RunFolder(out_).config()))  # as it was begun
+    elif resume and out_ is not None and "algorithm" not in given and not RunFolder(out_).recorded:
+        raise UserError(
+            f"{out_} holds no run to go on with. To begin one there, say of what: --algorithm NAME."
+        )
     else:
-        made = configs.make(gather(config, settings, set_))
+        made = configs.make(given)
     folder = out_ if out_ is not None else unused(name_of(made))
     return folder, Experiment(made, folder, resume=resume, data_root=data_root, sinks=[progress.shown(out)])
 
