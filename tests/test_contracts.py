@@ -49,8 +49,9 @@ def replaced(**hooks: Any) -> type[FedAvg]:
 def played(algorithm: type[FedAvg], monkeypatch: Any, backend: str = "serial", **settings: Any) -> Any:
     made = experiment("fedavg", backend=backend, **settings)
     monkeypatch.setattr(made, "algorithm", algorithm())
-    made.server = made.algorithm.start(made.model.initial())
-    made.memories.template = made.algorithm.remember(made.model.initial())
+    with torch.random.fork_rng(devices=[]):
+        made.server = made.algorithm.start(made.model.initial())
+        made.memories.template = made.algorithm.remember(made.model.initial())
     return made.run()
 
 
@@ -62,6 +63,17 @@ def finishing(up: Any) -> type[FedAvg]:
 
 def without_first(weights: Weights) -> Weights:
     return weights._replace(params=dict(list(weights.params.items())[1:]))
+
+
+def entered(self: Any, model: Any, down: Any, memory: Any, data: Any) -> Any:
+    down.weights.params.update({n: p / 2 for n, p in down.weights.params.items()})
+    return Anchor(down.weights)
+
+
+def written(self: Any, model: Any, down: Any, memory: Any, data: Any) -> Any:
+    for p in down.weights.params.values():
+        p.div_(2)
+    return Anchor(down.weights)
 
 
 WRONG = {
@@ -147,6 +159,43 @@ WRONG = {
         replaced(correct=lambda self, grads, anchor: dict(list(grads.items())[1:])),
         "`correct` returns no gradient of",
     ),
+    "a gradient of another shape": (
+        replaced(correct=lambda self, grads, anchor: {n: g.mean(0, keepdim=True) for n, g in grads.items()}),
+        r"`correct` returns a gradient of '.*' of shape \[1.*\], and the parameter's is",
+    ),
+    "weights of another type": (
+        finishing(lambda weights, k: Up(Weights(*(trees.transform(Tensor.half, w) for w in weights)))),
+        r"an upload, which `finish` returns, has '.*' in float16, and the model's is in float64: convert",
+    ),
+    "a model of its own, in place": (
+        replaced(prepare=entered),
+        "`prepare` changes 0/weights/params/.* of what it is given in place",
+    ),
+    "weights of its own, in place": (
+        replaced(prepare=written),
+        "`prepare` changes 0/weights/params/.* of what it is given in place",
+    ),
+    "an anchor in place": (
+        replaced(
+            finish=lambda self, model, weights, anchor, memory, data, sgd: (
+                [p.mul_(0.5) for p in anchor.weights.params.values()] and (Up(weights), memory)
+            )
+        ),
+        "`finish` changes 0/weights/params/.* of what it is given in place",
+    ),
+    "a chain's model in place": (
+        replaced(
+            sequential=True,
+            relay=lambda self, down, up: (
+                [p.lerp_(up.weights.params[n], 0.5) for n, p in down.weights.params.items()] and down
+            ),
+        ),
+        "`relay` changes 0/weights/params/.* of what it is given in place",
+    ),
+    "weights for what travels along a chain": (
+        replaced(sequential=True, relay=lambda self, down, up: up.weights),
+        "`relay` returns a Weights: it must be what travels down",
+    ),
     "strangers in a chain": (
         replaced(arrange=lambda self, sampled, round_number: [*sampled, 77]),
         r"`arrange` returns \[.*77\]: it must be the clients that it was given",
@@ -202,10 +251,19 @@ def noise(where: str) -> type[FedAvg]:
         "finish": lambda self, model, weights, anchor, memory, data, sgd: (Up(shaken(weights)), memory),
         "broadcast": lambda self, model, server, auxiliary: Down(shaken(server.weights)),
         "aggregate": lambda self, server, ups, cohort: Server(shaken(cohort.mean(ups.weights))),
+        "arrange": lambda self, sampled, round_number: [
+            sampled[i] for i in torch.randperm(len(sampled)).tolist()
+        ],
+        "relay": lambda self, down, up: Down(shaken(up.weights)),
+        "remember": lambda self, weights: Kept(shaken(weights)),
     }
     made = {where: hooks[where]}
     if where == "prepare":
         made["loss"] = pulled
+    if where in ("arrange", "relay"):
+        made["sequential"] = True
+    if where == "remember":
+        made["finish"] = lambda self, model, weights, anchor, memory, *_: (Up(memory.seen), memory)
     return replaced(**made)
 
 
@@ -215,7 +273,10 @@ def pulled(self: Any, model: Any, params: Any, anchor: Any, batch: Any) -> Tenso
     return FedAvg.loss(self, model, params, anchor, batch) + sum(apart)
 
 
-@pytest.mark.parametrize("where", ["prepare", "loss", "finish", "broadcast", "aggregate"])
+HOOKS = ["prepare", "loss", "finish", "broadcast", "aggregate", "arrange", "relay", "remember"]
+
+
+@pytest.mark.parametrize("where", HOOKS)
 def test_what_hooks_draw_from_torchs_own_stream_follows_from_the_seed(where, monkeypatch):
     torch.manual_seed(1)
     one = played(noise(where), monkeypatch, rounds=2)
@@ -226,6 +287,29 @@ def test_what_hooks_draw_from_torchs_own_stream_follows_from_the_seed(where, mon
     assert_same(one.weights, two.weights)
     quiet = played(FedAvg, monkeypatch, rounds=2)
     assert not torch.equal(*(next(iter(r.weights.params.values())) for r in (one, quiet)))
+
+
+@dataclass(frozen=True)
+class RandomStart(FedAvg):
+    def start(self, weights: Weights) -> Any:
+        return Counted(weights, torch.rand(3))
+
+
+def test_what_start_draws_follows_from_the_seed():
+    drawn = [experiment(RandomStart, seed=seed).server.counts for seed in (3, 3, 4)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_a_first_memory_is_each_clients_own(monkeypatch):
+    drawn: list[float] = []
+
+    def remember(self: Any, weights: Weights) -> Any:
+        drawn.append(torch.rand(()).item())
+        return Kept(torch.tensor(drawn[-1]))
+
+    played(replaced(remember=remember), monkeypatch)
+    assert len(drawn) == len(set(drawn)) >= 4  # three clients, and what tells of its form
 
 
 def test_clients_draw_apart_from_each_other(monkeypatch):

@@ -10,7 +10,7 @@ from tests.algorithms.cases import assert_same, experiment
 from tests.algorithms.nets import Centred
 from torch import nn
 
-from fedrecall import trees
+from fedrecall import losses, trees
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.algorithms.scaffold import Scaffold
 from fedrecall.data.client import ClientData
@@ -49,19 +49,19 @@ def test_a_visit_is_torch_sgd(norm, momentum, decay):
     done = go(FedAvg(), network(norm), recipe, data)
     module = network(norm).train()
     sgd = torch.optim.SGD(module.parameters(), lr=0.1 * 0.9, momentum=momentum, weight_decay=decay)
-    losses, sizes = [], []
+    each, sizes = [], []
     for batch in data.training_batches(data.draw(3, 5, 2, 7), 10):
         sgd.zero_grad()
         loss = nn.functional.cross_entropy(module(batch.x), batch.y)
         loss.backward()
         sgd.step()
-        losses.append(loss.item())
+        each.append(loss.item())
         sizes.append(len(batch.y))
     assert sizes == [10, 10, 3] * 3  # the last batch of an epoch is used
     assert recipe.steps(23) == 9
     assert_same(done.up.weights.params, {n: p.detach() for n, p in module.named_parameters()}, 1e-13)
     assert_same(done.up.weights.buffers, dict(module.named_buffers()), 1e-13)
-    assert done.loss == pytest.approx(sum(losses) / 9, rel=1e-12)
+    assert done.loss == pytest.approx(sum(each) / 9, rel=1e-12)
     assert (done.examples, done.client, done.failure) == (23, 7, None)
 
 
@@ -85,6 +85,48 @@ def test_a_batch_of_one_example_is_normalised_by_running_statistics(n):
     assert_same(done.up.weights.params, {n: p.detach() for n, p in module.named_parameters()}, 1e-13)
     assert_same(done.up.weights.buffers, dict(module.named_buffers()), 1e-13)
     assert done.up.weights.buffers["2.num_batches_tracked"].item() == (0 if n == 1 else 4)
+
+
+@dataclass(frozen=True)
+class Sharp(FedAvg):
+    """The loss where the gradient leads up to, as in sharpness-aware minimisation."""
+
+    functional: bool = True
+
+    def loss(self, model, params, anchor, batch):
+        def at(where):
+            return batch.mean(losses.cross_entropy(model(where, batch.x), batch.y))
+
+        moved = dict(params)
+        if self.functional:
+            grads = torch.func.grad(at)(moved)
+        else:
+            grads = dict(zip(moved, torch.autograd.grad(at(moved), [*moved.values()]), strict=True))
+        for n, g in grads.items():
+            moved[n] = moved[n] + 0.1 * g.detach()  # in the dict that the first pass was made with
+        return at(moved)
+
+
+@pytest.mark.parametrize("functional", [True, False])
+def test_a_loss_may_take_a_gradient_of_its_own(functional):
+    recipe, data = Recipe(2, 10, 0.1, 0.9, 0.9, 0.01), client()
+    done = go(Sharp(functional), network(norm=True), recipe, data)
+    module = network(norm=True).train()
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1 * 0.9, momentum=0.9, weight_decay=0.01)
+    for batch in data.training_batches(data.draw(2, 5, 2, 7), 10):
+        first = nn.functional.cross_entropy(module(batch.x), batch.y)
+        grads = torch.autograd.grad(first, [*module.parameters()])
+        with torch.no_grad():
+            for p, g in zip(module.parameters(), grads, strict=True):
+                p.add_(0.1 * g)
+        sgd.zero_grad()
+        nn.functional.cross_entropy(module(batch.x), batch.y).backward()
+        with torch.no_grad():
+            for p, g in zip(module.parameters(), grads, strict=True):
+                p.sub_(0.1 * g)
+        sgd.step()
+    assert_same(done.up.weights.params, {n: p.detach() for n, p in module.named_parameters()}, 1e-12)
+    assert_same(done.up.weights.buffers, dict(module.named_buffers()), 1e-12)
 
 
 @pytest.mark.parametrize("precision", [torch.float64, torch.float32])

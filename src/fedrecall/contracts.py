@@ -72,6 +72,11 @@ def full(weights: Any, model: Mapping[str, Tensor], hook: str, what: str) -> Non
                 f"{what}, which `{hook}` returns, has {name!r} of shape {list(given.shape)}, and the model's "
                 f"is {list(like.shape)}."
             )
+        if given.dtype != like.dtype:
+            raise UserError(
+                f"{what}, which `{hook}` returns, has {name!r} in {_short(given)}, and the model's is in "
+                f"{_short(like)}: convert it (.to(...)) where it is computed."
+            )
 
 
 def one_form(ups: Sequence[Any]) -> None:
@@ -104,6 +109,12 @@ def gradients(grads: Any, params: dict[str, Tensor]) -> dict[str, Tensor]:
         lacking = sorted(params.keys() - grads.keys()) if isinstance(grads, dict) else []
         found = f"no gradient of {lacking[0]!r}" if lacking else _kind(grads)
         raise UserError(f"`correct` returns {found}: it must be a dict with the gradient of each parameter.")
+    for name, p in params.items():
+        if grads[name].shape != p.shape:
+            raise UserError(
+                f"`correct` returns a gradient of {name!r} of shape {list(grads[name].shape)}, and the "
+                f"parameter's is {list(p.shape)}."
+            )
     return grads
 
 
@@ -135,12 +146,17 @@ def numbers(told: Any, taken: Container[str], hook: str = "report") -> dict[str,
 
 @contextmanager
 def untouched(tree: Any, hook: str, what: str) -> Iterator[None]:
-    """Raise UserError if the tree's tensors are changed in place: others still look at them."""
-    versions = [(n, t, t._version) for n, t in trees.leaves(tree) if not t.is_inference()]
+    """Raise UserError if the tree's tensors or dicts are changed in place: others still look at them."""
+    before = [(n, t, None if t.is_inference() else t._version) for n, t in trees.leaves(tree)]
     yield
-    for name, tensor, version in versions:
-        if tensor._version != version:
+    now = trees.arrays(tree)
+    for name, tensor, version in before:
+        if now.get(name) is not tensor or (version is not None and tensor._version != version):
             raise UserError(f"`{hook}` changes {name} of {what} in place: return new tensors instead.")
+
+
+def _short(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _kind(value: Any) -> str:

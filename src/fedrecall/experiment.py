@@ -157,9 +157,10 @@ class Experiment:
             self.federation = replace(given, dataset=normalised(config, given.dataset))
         self.model = make_model(config, self.federation.dataset, self.algorithm)
         weights = self.model.initial()
-        self.server = self.algorithm.start(weights)
+        with streams.seeded(secrets.randbits(63) if self.algorithm.secret else config.seed, "start"):
+            self.server = self.algorithm.start(weights)
+            memory = self.algorithm.remember(weights)  # for its form: clients draw their own
         self.measures = {MEASURES.parse(spec)[0]: MEASURES.make(spec) for spec in config.measures}
-        memory = self.algorithm.remember(weights)
         _check_kept(self.server, "the server's state")
         _check_kept(memory, "a client's memory")
         shape, classes = self.federation.dataset.shape, self.federation.dataset.classes

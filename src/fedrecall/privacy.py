@@ -120,8 +120,11 @@ def _sums(algorithm: FedAvg, up: Any, equal: bool) -> bool:
         for _ in range(2):  # once from where it starts, and once from what it makes
             stacked = trees.stack([trees.transform(noisy, up) for _ in range(_PROBED)])
             same = trees.stack([cohort.mean(stacked)] * _PROBED)
-            made = algorithm.aggregate(server, stacked, cohort)
-            if not _close(made, algorithm.aggregate(server, same, cohort)):
+            with streams.seeded(0, "sums"):
+                made = algorithm.aggregate(server, stacked, cohort)
+            with streams.seeded(0, "sums"):  # the same noise, if it adds any
+                other = algorithm.aggregate(server, same, cohort)
+            if not _close(made, other):
                 return False
             server = made
         return True

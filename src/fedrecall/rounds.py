@@ -103,10 +103,11 @@ def walk(
     """
     known = secrets.randbits(63) if seed is None else seed
 
-    def chance(hook: str) -> AbstractContextManager[None]:
-        return streams.seeded(known, "hooks", round_number, hook)
+    def chance(hook: str, *place: int) -> AbstractContextManager[None]:
+        return streams.seeded(known, "hooks", round_number, hook, *place)
 
-    order = contracts.order(algorithm.arrange(sampled, round_number), sampled)
+    with chance("arrange"):
+        order = contracts.order(algorithm.arrange(sampled, round_number), sampled)
     chains = [[int(k) for k in part] for part in np.array_split(order, chain_count)]
     with chance("broadcast"):
         down = algorithm.broadcast(model, server, auxiliary)
@@ -133,10 +134,20 @@ def walk(
                 bytes_up += trees.size_in_bytes(visit.up)
                 memories.put(visit.client, visit.memory)
                 if link + 1 < len(chains[job.chain]):
-                    downs[job.chain] = algorithm.relay(downs[job.chain], visit.up)
+                    with chance("relay", job.chain, link):
+                        downs[job.chain] = _relayed(algorithm, job.down, visit.up)
     with chance("aggregate"):
         server = combine(algorithm, server, visits, population)
     return Round(server, chains, [v for row in visits for v in row], bytes_down, bytes_up)
+
+
+def _relayed(algorithm: FedAvg, down: Any, up: Any) -> Any:
+    """What the next client of a chain is given."""
+    with contracts.untouched((down, up), "relay", "what it is given"):
+        made = algorithm.relay(down, up)
+    contracts.weighted(made, "relay", "what travels down")
+    contracts.alike(made, down, "relay", "what travels down", "broadcast")
+    return made
 
 
 def _with_constants(model: Model, visit: Visit, down: Any) -> Visit:

@@ -141,18 +141,30 @@ def begin(
 ) -> Begun:
     """What happens before the first step: the first memory, `prepare`, and all that is drawn."""
     since = time.perf_counter()
-    if memory is None:
-        memory = algorithm.remember(down.weights)
     data = data.numbered(client)
-    # Whoever knows the seed could take noise that protects somebody off again.
-    chance = secrets.randbits(63) if algorithm.secret else streams.key(seed, "hooks", round_number, client)
-    with streams.seeded(chance, "prepare"):
+    chance = hooks_chance(algorithm, seed, round_number, client)
+    if memory is None:
+        memory = first_memory(algorithm, down, chance)
+    given = contracts.untouched((down, memory), "prepare", "what it is given")
+    with given, streams.seeded(chance, "prepare"):
         anchor = algorithm.prepare(model, down, memory, data)
     start = model.laid_out(trees.detached(down.weights))
     state = State(start.params, start.buffers, {n: torch.zeros_like(p) for n, p in start.params.items()})
     draws = data.draw(recipe.local_epochs, seed, round_number, client)
     sgd = recipe.sgd(round_number, len(data))
     return Begun(client, data, memory, sgd, anchor, state, draws, since, chance)
+
+
+def hooks_chance(algorithm: FedAvg, seed: int, round_number: int, client: int) -> int:
+    """What a client's hooks draw in a visit follows from this."""
+    # Whoever knows the seed could take noise that protects somebody off again.
+    return secrets.randbits(63) if algorithm.secret else streams.key(seed, "hooks", round_number, client)
+
+
+def first_memory(algorithm: FedAvg, down: Any, chance: int) -> Any:
+    """What a client has in mind at its first visit."""
+    with contracts.untouched(down, "remember", "what arrives"), streams.seeded(chance, "remember"):
+        return algorithm.remember(down.weights)
 
 
 def train(
@@ -191,7 +203,8 @@ def end(
     weights = Weights({n: p.contiguous() for n, p in state.params.items()}, state.buffers)
     if not trees.finite(weights):
         return refused(sgd.steps, "the model became NaN or Inf")
-    with streams.seeded(begun.chance, "finish"):
+    given = contracts.untouched((begun.anchor, begun.memory), "finish", "what it is given")
+    with given, streams.seeded(begun.chance, "finish"):
         made = algorithm.finish(model, weights, begun.anchor, begun.memory, data, sgd)
     up, memory = contracts.pair(made)
     for what, tree in (("the upload", up), ("what the client would remember", memory)):
@@ -263,4 +276,9 @@ def descend(params: Params, grads: Params, velocity: Params, sgd: Sgd, lr: Tenso
 
 def _fusible(p: Tensor, g: Tensor, v: Tensor) -> bool:
     # The fused kernel walks the bytes of all three in step, so they must be laid out alike.
-    return kernels.plain(p, g, v) and p.dtype == g.dtype and p.stride() == g.stride() == v.stride()
+    return (
+        kernels.plain(p, g, v)
+        and p.dtype == g.dtype
+        and p.shape == g.shape
+        and p.stride() == g.stride() == v.stride()
+    )

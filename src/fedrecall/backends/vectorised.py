@@ -342,7 +342,9 @@ def _explained() -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = " ".join(str(error).split())
-        if isinstance(error, torch.OutOfMemoryError) or not re.search("vmap|[Bb]atching rule", text):
+        if isinstance(error, torch.OutOfMemoryError) or not re.search(
+            "vmap|functorch|[Bb]atching rule", text
+        ):
             raise
         raise UserError(
             "the network or the algorithm does something (such as .item(), boolean indexing, spectral norm) "

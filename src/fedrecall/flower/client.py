@@ -38,7 +38,7 @@ from fedrecall.flower.wire import (
 )
 from fedrecall.measures.accuracy import evaluate
 from fedrecall.models.model import Model
-from fedrecall.training import Visit, visit
+from fedrecall.training import Visit, first_memory, hooks_chance, visit
 
 log = logging.getLogger("flwr")
 app = ClientApp()
@@ -178,7 +178,7 @@ def _train(node: Node, task: Task, arrays: dict[str, Tensor]) -> Visit:
     template = payloads.declared_down(algorithm, model, silo.dataset.shape, silo.dataset.classes)
     down = payloads.check(arrays, template, "what the server sent", growing=True)
     kept = Kept(node, task.run, once=algorithm.remembers_once)
-    first = algorithm.remember(down.weights)
+    first = first_memory(algorithm, down, hooks_chance(algorithm, config.seed, task.round, task.client))
     memory = kept.get(task.remembered, first)
     kept.rewind(task.remembered)
     done = visit(

@@ -264,8 +264,8 @@ class Student:
 
     def __init__(self, model: Model, buffers: Params, key: Tensor):
         self.model = model
-        self.buffers = {n: b if n in model.constants else b.clone() for n, b in buffers.items()}
-        self._given: Params | None = None
+        self.buffers = dict(buffers)
+        self._given: tuple[list[Tensor], list[int | None]] = [], []
         self._cast: Params = {}
         self._key, self._passes = key, 0
 
@@ -331,13 +331,18 @@ class Student:
     def _followed(
         self, run: Callable[[nn.Module, Params, Params, Tensor], Made], params: Params, x: Tensor
     ) -> Made:
-        """Run the network; running statistics that it assigned, not changed in place, are kept too."""
-        state = self._state()
+        """Run the network; running statistics that it assigned, not changed in place, are kept too.
+
+        Each pass changes copies: autograd, and `torch.func.grad` in a loss, may need those of the one before.
+        """
+        state = self._state() | {
+            n: b.clone() for n, b in self.buffers.items() if n not in self.model.constants
+        }
         self._passes += 1
         made = run(self.model._train, self._ready(params), state, x)
         for name, old in self.buffers.items():
             new = state[name]
-            if new is not old:
+            if name not in self.model.constants:
                 if new.shape != old.shape:
                     was, now = list(old.shape), list(new.shape)
                     raise UserError(
@@ -354,8 +359,13 @@ class Student:
 
     def _ready(self, params: Params) -> Params:
         """The weights of this step as the network computes with them: cast once, however often it runs."""
-        if params is not self._given:
-            self._given, self._cast = params, self.model._ready(params)
+        now = [*params.values()]
+        given, versions = self._given
+        same = len(now) == len(given) and all(a is b for a, b in zip(now, given, strict=True))
+        if not same or versions != _versions(
+            *now
+        ):  # a loss may take steps of its own in one and the same dict
+            self._given, self._cast = (now, _versions(*now)), self.model._ready(params)
         return self._cast
 
 
