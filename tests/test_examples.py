@@ -6,12 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tools import reliability
 
 import fedrecall
 from fedrecall import config as configs
 from fedrecall import files
 from fedrecall.cli import main
+from fedrecall.experiment import Experiment
+from fedrecall.measures.accuracy import accuracy, evaluate
+from fedrecall.models.model import Weights
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -52,6 +56,58 @@ def test_an_algorithm_from_a_file_of_ones_own_on_the_command_line(monkeypatch, t
     with pytest.raises(SystemExit) as exit_:
         main()
     assert exit_.value.code in (0, None)
+
+
+@pytest.mark.parametrize("backend", ["serial", "processes", "vectorised"])
+def test_layers_that_stay_with_clients(backend, tmp_path):
+    algorithm = f"{EXAMPLES / 'fedper.py'}:FedPer"
+    how = {
+        "algorithm": algorithm,
+        "dataset": "digits",
+        "clients": 4,
+        "sample": 4,
+        "model": "mlp:16",
+        "backend": backend,
+        "workers": 2,
+        "seed": 1,
+        "precision": "float64",
+        "momentum": 0.9,
+        "batch_size": 10,
+        "partition": "shards:2",
+        "measures": ["personal", "locals"],
+    }
+    done = fedrecall.run(tmp_path / "run", rounds=2, **how)
+    fedrecall.run(tmp_path / "run", rounds=3, resume=True, **how)
+    first, last = done.model.initial().params, done.weights.params
+    assert all(torch.equal(first[n], last[n]) == n.startswith("fc2.") for n in first)
+    # The same by hand: every client has a head of its own, and is judged with it.
+    experiment = Experiment(done.config)
+    model, federation = experiment.model, experiment.federation
+    shared, own = dict(first), {k: {n: p for n, p in first.items() if n.startswith("fc2.")} for k in range(4)}
+    recipe = done.config.training
+    for number in (1, 2):
+        made, sizes = {}, {}
+        for k in range(4):
+            data = federation.client(k)
+            params = {n: p.clone().requires_grad_() for n, p in {**shared, **own[k]}.items()}
+            rate, decay = recipe.sgd(number, len(data)).lr, recipe.weight_decay
+            sgd = torch.optim.SGD([*params.values()], rate, recipe.momentum, weight_decay=decay)
+            draws = data.draw(recipe.local_epochs, 1, number, k)
+            for batch in data.training_batches(draws, recipe.batch_size):
+                sgd.zero_grad()
+                logits = torch.func.functional_call(model.module, params, (batch.x,))
+                torch.nn.functional.cross_entropy(logits, batch.y).backward()
+                sgd.step()
+            made[k], sizes[k] = {n: p.detach() for n, p in params.items()}, len(data)
+            own[k] = {n: made[k][n] for n in own[k]}
+        total = sum(sizes.values())
+        shared |= {n: sum(made[k][n] * sizes[k] / total for k in range(4)) for n in shared if n not in own[0]}
+    for n, p in shared.items():
+        assert torch.allclose(last[n], p, atol=1e-12), n
+    told = done.history[-1]["measures"]["personal"]
+    for k, share in zip(told["clients"], told["train"], strict=True):
+        mine = Weights({**made[k]}, {})
+        assert share == accuracy(evaluate(model, mine, federation.client(k)).confusion)
 
 
 def distance(algorithm, **settings):

@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -141,6 +142,39 @@ def test_a_users_aggregation_that_needs_every_upload_is_found_out():
 def start(run):
     down = run.algorithm.broadcast(run.model, run.server, run.federation.auxiliary)
     return down, down.weights.params
+
+
+class Prototypes(NamedTuple):
+    weights: Any
+    table: torch.Tensor
+
+
+@dataclass(frozen=True)
+class OfTenClasses(FedAvg):
+    def prepare(self, model, down, memory, data):
+        return Prototypes(down.weights, torch.zeros(10))
+
+    def finish(self, model, weights, anchor, memory, data, sgd):
+        return Prototypes(weights, anchor.table + data.counts), memory
+
+
+def test_what_cannot_be_tried_is_not_known():
+    for trial in (sums, protectable):
+        with pytest.raises(UserError, match=r"OfTenClasses fails on the small network of 3 classes .*Error"):
+            trial(OfTenClasses())
+
+
+@dataclass(frozen=True)
+class NoisyServer(FedAvg):
+    def aggregate(self, server, ups, cohort):
+        mean = cohort.mean(ups.weights)
+        return server._replace(
+            weights=mean._replace(params={n: p + torch.randn_like(p) for n, p in mean.params.items()})
+        )
+
+
+def test_a_server_that_adds_noise_needs_no_more_than_the_mean():
+    assert sums(NoisyServer())
 
 
 def test_no_update_leaves_longer_than_the_clip_and_short_ones_as_they_are():

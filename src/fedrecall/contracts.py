@@ -58,10 +58,12 @@ def alike(made: Any, before: Any, hook: str, what: str, known_from: str) -> None
         )
 
 
-def full(weights: Any, model: Mapping[str, Tensor], hook: str, what: str) -> None:
-    """Raise UserError unless these weights are of all the model's parameters, in their shapes."""
-    for name, like in model.items():
-        given = weights.params.get(name)
+def full(weights: Any, model: Any, hook: str, what: str) -> None:
+    """Raise UserError unless these are weights of all of the model's tensors, in their shapes and types."""
+    if not (hasattr(weights, "params") and hasattr(weights, "buffers")):
+        raise UserError(f"`{hook}` returns {_kind(weights)}: it must be Weights.")
+    for name, like in {**model.params, **model.buffers}.items():
+        given = weights.params.get(name, weights.buffers.get(name))
         if given is None:
             raise UserError(
                 f"{what}, which `{hook}` returns, has weights without {name!r}: send all parameters, those "

@@ -361,6 +361,7 @@ class Experiment:
                 played.chains,
                 played.visits,
                 evaluation,
+                self.algorithm,
             )
             for name, measure in self.measures.items():
                 if number % measure.every == 0 or number == config.rounds:

@@ -33,6 +33,7 @@ from fedrecall.specs import NON_NEGATIVE, POSITIVE, Range
 _PROBED = 4  # uploads in the trial
 _SCALES = (1.0, 1e-3, 1e3)  # of how far apart they are
 _TOLERANCE = 1e-9
+_CLASSES = 3
 
 
 _Found = TypeVar("_Found")
@@ -46,7 +47,15 @@ def _once(trial: Callable[..., _Found]) -> Callable[..., _Found]:
     def remembered(algorithm: FedAvg, **how: Any) -> _Found:
         key = type(algorithm), repr(specs.plain(algorithm)), *how.items()
         if key not in found:
-            found[key] = trial(algorithm, **how)
+            try:
+                found[key] = trial(algorithm, **how)
+            except UserError:
+                raise
+            except Exception as error:  # whatever a user's code makes of a network that is not his
+                raise UserError(
+                    f"{type(algorithm).__name__} fails on the small network of {_CLASSES} classes that it is "
+                    f"tried on ({type(error).__name__}: {error})"
+                ) from error
         return found[key]
 
     return remembered
@@ -84,7 +93,7 @@ def protectable(algorithm: FedAvg) -> str | None:
 
 def _template(algorithm: FedAvg) -> Any:
     """An upload of the algorithm, of a small network in float64."""
-    shape, classes = (1, 8, 8), 3
+    shape, classes = (1, 8, 8), _CLASSES
     with torch.random.fork_rng(devices=[]):  # building a network draws from torch's global stream
         torch.manual_seed(0)
         for network in ("cnn:4", "resnet10:width=4"):
@@ -276,6 +285,10 @@ class Private(FedAvg):
     def remember(self, weights: Weights) -> Any:
         """What the protected algorithm's clients remember; it never leaves them."""
         return self.inner.remember(weights)
+
+    def personal(self, weights: Weights, memory: Any) -> Weights:
+        """As the protected algorithm does."""
+        return self.inner.personal(weights, memory)
 
     def arrange(self, sampled: Sequence[int], round_number: int) -> Sequence[int]:
         """As the protected algorithm does."""

@@ -127,7 +127,7 @@ def walk(
             if made.failure is None:
                 contracts.carries(made.up, "finish", "an upload")
                 contracts.weighted(made.up, "finish", "what the client sends")
-                contracts.full(made.up.weights, down.weights.params, "finish", "an upload")
+                contracts.full(made.up.weights, down.weights, "finish", "an upload")
             visit = _with_constants(model, made, job.down)
             visits[job.chain].append(visit)
             if visit.failure is None:
@@ -189,5 +189,5 @@ def combine(algorithm: FedAvg, server: Any, visits: Sequence[Sequence[Visit]], p
     if not trees.finite(made):
         raise Diverged("what the round's uploads make holds NaN or Inf.")
     contracts.alike(made, server, "aggregate", "the server's state", "start")
-    contracts.full(made.weights, server.weights.params, "aggregate", "the server's state")
+    contracts.full(made.weights, server.weights, "aggregate", "the server's state")
     return made

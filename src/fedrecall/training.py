@@ -145,10 +145,13 @@ def begin(
     chance = hooks_chance(algorithm, seed, round_number, client)
     if memory is None:
         memory = first_memory(algorithm, down, chance)
+    with contracts.untouched((down, memory), "personal", "what it is given"):
+        own = algorithm.personal(down.weights, memory)
+    contracts.full(own, down.weights, "personal", "the client's model")
     given = contracts.untouched((down, memory), "prepare", "what it is given")
     with given, streams.seeded(chance, "prepare"):
         anchor = algorithm.prepare(model, down, memory, data)
-    start = model.laid_out(trees.detached(down.weights))
+    start = model.laid_out(trees.detached(own))
     state = State(start.params, start.buffers, {n: torch.zeros_like(p) for n, p in start.params.items()})
     draws = data.draw(recipe.local_epochs, seed, round_number, client)
     sgd = recipe.sgd(round_number, len(data))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrecall.algorithms.fedavg import Up
+from fedrecall.algorithms.fedavg import FedAvg, Up
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import Dataset, Split
 from fedrecall.data.federation import Federation
@@ -76,4 +76,5 @@ def moment():
         [[0], [1], [1]],
         visits,
         evaluate(model, after, federation.test),
+        FedAvg(),
     )

@@ -79,6 +79,10 @@ class FedAvg:
         """A client's memory before its first visit, given the weights that arrive then."""
         return Memory()
 
+    def personal(self, weights: Weights, memory: Any) -> Weights:
+        """The model that a client trains, and has: of one that travels, with what it keeps to itself."""
+        return weights
+
     def arrange(self, sampled: Sequence[int], round_number: int) -> Sequence[int]:
         """The order in which the sampled clients (a random one) form the chains."""
         return sampled

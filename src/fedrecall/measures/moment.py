@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.data.federation import Federation
 from fedrecall.measures.accuracy import Evaluation, evaluate
 from fedrecall.models.model import Model, Weights
@@ -32,6 +33,7 @@ class Moment:
     """What they did, in the order of the chains; failed visits have no upload."""
     evaluation: Evaluation
     """`after` on the test set."""
+    algorithm: FedAvg
 
     @cached_property
     def good(self) -> list[Visit]:
@@ -41,7 +43,11 @@ class Moment:
     @cached_property
     def local_evaluations(self) -> list[Evaluation]:
         """Each good visit's model on the test set; computed once, whoever asks."""
-        return [evaluate(self.model, v.up.weights, self.federation.test) for v in self.good]
+        return [evaluate(self.model, self.trained(v), self.federation.test) for v in self.good]
+
+    def trained(self, visit: Visit) -> Weights:
+        """The model that a client has after a good visit."""
+        return self.algorithm.personal(visit.up.weights, visit.memory)
 
     @cached_property
     def evaluation_before(self) -> Evaluation:

@@ -25,7 +25,7 @@ class Personal(Measure):
         for v, tested in zip(moment.good, moment.local_evaluations, strict=True):
             data = moment.federation.client(v.client)
             before = evaluate(moment.model, moment.before, data)
-            own = evaluate(moment.model, v.up.weights, data)
+            own = evaluate(moment.model, moment.trained(v), data)
             found["train_before"].append(accuracy(before.confusion))
             found["train"].append(accuracy(own.confusion))
             share = moment.distribution(v.client)

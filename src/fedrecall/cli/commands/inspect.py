@@ -126,14 +126,20 @@ def _protections(algorithm: Any) -> Table:
 def _noise(algorithm: Any) -> str:
     if isinstance(algorithm, privacy.Private):
         return "this is it"
-    why = privacy.protectable(algorithm)
+    try:
+        why = privacy.protectable(algorithm)
+    except UserError as error:
+        return f"not known: {error}"
     return "yes, with private" if why is None else f"no: {why}"
 
 
 def _summing(algorithm: Any) -> str:
-    if not privacy.sums(algorithm, equal=True):
+    try:
+        enough, by_examples = (privacy.sums(algorithm, equal=equal) for equal in (True, False))
+    except UserError as error:
+        return f"not known: {error}"
+    if not enough:
         return "no: the server needs more of the uploads than their mean"
-    by_examples = privacy.sums(algorithm, equal=False)
     chains = ", where every client is a chain of its own" if algorithm.sequential else ""
     return ("by examples or with equal weights" if by_examples else "with equal weights") + chains
 
