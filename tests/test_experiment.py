@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -257,9 +258,15 @@ def test_other_data_of_the_same_size_are_refused(tmp_path):
     whole = Experiment(config()).federation.dataset
     labels = replace(whole, test=Split(whole.test.x, whole.test.y.flip(0).contiguous()))
     scale = replace(whole, mean=whole.mean * 1.01)
-    for other in (labels, scale):
+    rolled = replace(whole, train=Split(whole.train.x.roll(1, 0), whole.train.y))
+    turned = replace(whole, test=Split(whole.test.x.flip(-1), whole.test.y))
+    for other in (labels, scale, rolled, turned):
         with pytest.raises(UserError, match=r"other data, synthetic of 160 and 80 examples \(digest"):
             Experiment(config(rounds=2), tmp_path / "run", resume=True, dataset=other)
+    shade = whole.train.x.clone()
+    shade[::3, :, ::4] ^= 1  # as another decoder might
+    alike = replace(whole, train=Split(shade, whole.train.y))
+    Experiment(config(rounds=1), tmp_path / "run", resume=True, dataset=alike).run()
     made = tmp_path / "run" / "made.json"
     starts = json.loads(made.read_text())
     del starts[0]["data"]["digest"]  # of a run that was begun before there was one
@@ -396,6 +403,7 @@ def test_a_partition_without_a_config_is_of_no_run(tmp_path, straight):
     Experiment(config(rounds=1, clients=7), tmp_path / "run").run()
     for path in ("config.json", "made.json", "metrics.jsonl"):  # as a kill before config.json leaves it
         (tmp_path / "run" / path).unlink()
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
     assert same(Experiment(config(), tmp_path / "run").run().weights, straight.weights)
 
 

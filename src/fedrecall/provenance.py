@@ -14,7 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fedrecall import files, secrecy, specs
 from fedrecall.data.datasets import Dataset
@@ -33,7 +35,7 @@ def starts(path: Path) -> list[dict[str, Any]]:
 
 
 def facts(dataset: Dataset) -> dict[str, Any]:
-    """What tells data from other data, and costs little: sizes, and a digest of labels and statistics.
+    """What tells data from other data, and costs little: sizes, a digest of labels and statistics, a sketch.
 
     The statistics are rounded: the same files may be decoded a little differently elsewhere.
     """
@@ -45,7 +47,36 @@ def facts(dataset: Dataset) -> dict[str, Any]:
     for values in (dataset.mean, dataset.std, *first):
         digest.update(" ".join(f"{v:.4g}" for v in values.flatten().tolist()).encode())
     sizes = {"train": len(dataset.train.y), "test": len(dataset.test.y)}
-    return {"name": dataset.name, **sizes, "digest": digest.hexdigest()}
+    sketch = [v for split in (dataset.train, dataset.test) for v in _sketch(split.x)]
+    return {"name": dataset.name, **sizes, "digest": digest.hexdigest(), "sketch": sketch}
+
+
+SKETCHED = 4
+"""Numbers that tell examples from others of the same labels and statistics."""
+DECODED = 0.02
+"""By how much each may differ where it is computed: decoders of JPEG differ by a thousandth of what other
+images, or the same in another order, make."""
+
+
+def _sketch(x: Tensor) -> list[float]:
+    """Sums over all examples with fixed random signs, each divided by its standard deviation over signs."""
+    if not len(x):
+        return []
+    flat = x.reshape(len(x), -1)
+    shape = flat.shape[1], SKETCHED
+    signs = torch.from_numpy(np.random.default_rng(0).choice([-1.0, 1.0], shape).astype(np.float32))
+    mine = torch.cat([flat[i : i + 4096].cpu().float() @ signs for i in range(0, len(flat), 4096)]).double()
+    by_example = torch.from_numpy(np.random.default_rng(1).choice([-1.0, 1.0], (len(x), 1)))
+    sums = (mine * by_example).sum(0) / mine.square().sum(0).sqrt().clamp_min(1e-30)
+    return [round(v, 6) for v in sums.tolist()]
+
+
+def _resembles(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether the examples may be the same, as far as both were sketched."""
+    one, other = before.get("sketch", []), now.get("sketch", [])
+    if not (isinstance(one, list) and isinstance(other, list) and one and other):
+        return True
+    return len(one) == len(other) and all(abs(a - b) <= DECODED for a, b in zip(one, other, strict=True))
 
 
 def said(data: Mapping[str, Any]) -> str:
@@ -59,8 +90,9 @@ def check_data(
 ) -> None:
     """Raise UserError if the run in the folder was begun on other data; ``remedy`` ends the message."""
     before = starts[-1].get("data", data) if starts else data
-    now = data if "digest" in before else {k: v for k, v in data.items() if k != "digest"}
-    if before != now:
+    left_out = {"sketch"} if "digest" in before else {"sketch", "digest"}  # an earlier version had neither
+    then, now = ({k: v for k, v in part.items() if k not in left_out} for part in (before, data))
+    if then != now or not _resembles(before, data):
         raise UserError(f"{folder} was begun on other data, {said(before)}, not {said(now)}: {remedy}")
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 
 from fedrecall.data import hub, store
 from fedrecall.data.datasets import DATASETS, Dataset, available, export, load, load_export
+from fedrecall.data.images import decode
 from fedrecall.errors import UserError
 
 
@@ -432,6 +433,116 @@ def test_images_of_several_kinds(tmp_path):
     d = load(f"folder:{folder}")
     np.testing.assert_array_equal(d.train.x[0, 1].numpy(), deep >> 8)
     assert d.shape == (3, 5, 6)
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("RGBA", "PNG"), ("LA", "PNG"), ("P", "PNG"), ("RGBA", "WEBP")])
+def test_ink_on_a_transparent_ground_is_seen_as_on_paper(mode, kind):
+    drawn = Image.new("RGBA", (6, 5), (0, 0, 0, 0))
+    drawn.putpixel((2, 1), (0, 0, 0, 255))
+    buffer = io.BytesIO()
+    drawn.convert(mode).save(buffer, kind, **({"lossless": True} if kind == "WEBP" else {}))
+    expected = np.full((5, 6), 255)
+    expected[1, 2] = 0
+    found = decode(buffer.getvalue(), "it")
+    np.testing.assert_array_equal(found if found.ndim == 2 else found[..., 1], expected)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_a_picture_stands_as_its_camera_was_held(kind):
+    exif = Image.Exif()
+    exif[274] = 6  # a quarter turn
+    buffer = io.BytesIO()
+    Image.new("RGB", (6, 10)).save(buffer, kind, exif=exif)
+    assert decode(buffer.getvalue(), "it").shape == (6, 10, 3)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_sixteen_bits_that_a_byte_would_not_hold_are_refused(kind):
+    for most, shades in ((4000, 16), (200, 1)):
+        buffer = io.BytesIO()
+        Image.fromarray(np.linspace(0, most, 30).reshape(5, 6).astype(np.uint16)).save(buffer, kind)
+        with pytest.raises(UserError, match=rf"brightest is {most}: 8 bits would leave {shades} shades"):
+            decode(buffer.getvalue(), "it")
+    deep = (np.arange(30).reshape(5, 6) * 2000).astype(np.uint16)
+    buffer = io.BytesIO()
+    Image.fromarray(deep).save(buffer, kind)
+    np.testing.assert_array_equal(decode(buffer.getvalue(), "it"), deep >> 8)
+
+
+def labelled(path, names, labels):
+    import datasets
+
+    columns = {"image": [{"bytes": png(picture(i)), "path": None} for i in labels], "label": labels}
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    datasets.Dataset.from_dict(columns, features=features).to_parquet(str(path))
+
+
+def test_files_that_number_classes_otherwise_are_refused(tmp_path):
+    labelled(tmp_path / "train.parquet", ["cat", "dog", "eel"], [0, 1, 2, 0])
+    labelled(tmp_path / "test.parquet", ["cat", "eel"], [0, 1])
+    with pytest.raises(UserError, match=r"numbers its classes otherwise .*\(cat, dog, eel, .* and cat, eel"):
+        load(f"folder:{tmp_path}")
+    labelled(tmp_path / "test.parquet", ["cat", "dog", "eel"], [0, 2])
+    assert load(f"folder:{tmp_path}").test.y.tolist() == [0, 2]
+
+
+def test_a_part_that_is_missing_is_named(tmp_path):
+    mirror(tmp_path, "cifar10")
+    file = next(tmp_path.rglob("train-00000-of-00002.parquet"))
+    file.unlink()
+    with pytest.raises(UserError, match=r"train-00000-of-00002.parquet is missing, of which train-00001"):
+        load("cifar10", root=tmp_path)
+
+
+def test_files_that_are_passed_over_are_counted(tmp_path):
+    folder = image_folder(tmp_path / "mine")
+    for name in ("train/cat/8.jfif", "holdout/cat/1.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(png(picture(8)))
+    with pytest.warns(RuntimeWarning, match=r"2 of \d+ files in .* are not read, such as holdout/cat/1.png"):
+        load(f"folder:{folder}")
+    table = tmp_path / "table"
+    table.mkdir()
+    for name in ("train.csv", "test.csv", "2024.csv"):
+        (table / name).write_text("a,label\n1,0\n2,1\n3,1\n4,0\n")
+    with pytest.warns(RuntimeWarning, match=r"1 of 3 files in .* are not read, such as 2024.csv"):
+        load(f"folder:{table}")
+
+
+def csv_folder(folder, *rows):
+    folder.mkdir(exist_ok=True)
+    for name in ("train.csv", "test.csv"):
+        (folder / name).write_text("\n".join(["a,b,label", *rows, ""]))
+    return f"folder:{folder}"
+
+
+@pytest.mark.parametrize("bad", ["1e200", "1e308", "-1e300"])
+def test_a_column_that_cannot_be_computed_with_is_named(tmp_path, bad):
+    rows = [f"{i},{i},{i % 2}" for i in range(9)]
+    for how in ("", ",standardise=false"):
+        with pytest.raises(UserError, match=r"the column b has values from .* cannot be computed with"):
+            load(csv_folder(tmp_path / "mine", *rows, f"3,{bad},1") + how)
+    tiny = [f"{i},{i}e-300,{i % 2}" for i in range(1, 9)]
+    with pytest.raises(UserError, match="the column b has values from 1e-300"):
+        load(csv_folder(tmp_path / "mine", *tiny))
+
+
+def test_codes_with_a_leading_zero_stay_as_they_are_written(tmp_path):
+    coded = load(csv_folder(tmp_path / "mine", "1,1,01", "2,2,1", "3,1,02", "4,1,10"))
+    assert coded.class_names == ("01", "02", "1", "10")
+    large = load(csv_folder(tmp_path / "mine", "1,1,9007199254740993.0", "2,2,9007199254740992.0"))
+    assert large.classes == 2
+
+
+def test_a_file_with_the_old_size_and_time_is_read_anew(tmp_path):
+    where = csv_folder(tmp_path / "mine", "1,1,0", "2,2,1", "3,1,0", "4,1,1")
+    file = tmp_path / "mine" / "train.csv"
+    os.utime(file, (1, 1))
+    assert load(where).train.y.tolist() == [0, 1, 0, 1]
+    csv_folder(tmp_path / "mine", "1,1,1", "2,2,1", "3,1,0", "4,1,0")
+    os.utime(file, (1, 1))
+    assert load(where).train.y.tolist() == [1, 1, 0, 0]
 
 
 def test_images_are_resized_when_asked(tmp_path):

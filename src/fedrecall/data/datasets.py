@@ -45,7 +45,7 @@ DATASETS = Registry(
 )
 
 _DECODER = 1  # raised when the same files come to give other tensors, so that caches are made anew
-_FOLDERS = 1  # the same for users' own folders
+_FOLDERS = 2  # the same for users' own folders
 
 
 Sizes = tuple[int | range, int | range]
@@ -276,7 +276,7 @@ class HubImages(Recipe):
         if folder is not None and store.is_export(folder):
             return load_export(folder)
         if folder is not None:
-            hub.check_parquet(p for p in folders.walk(folder) if p.suffix == ".parquet")
+            hub.check_parquet([p for p in folders.walk(folder) if p.suffix == ".parquet"], self.label)
             with tempfile.TemporaryDirectory() as scratch:
                 found = hub.hugging_face(lambda datasets: self._rows(datasets, folder, scratch), str(folder))
             return join(name, found, str(folder), held_out=0, seed=0)

@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fedrecall.errors import UserError, nearest
 TRAIN_WORDS = ("train", "training")
 TEST_WORDS = ("test", "testing", "eval", "evaluation", "validation", "valid", "val", "dev")
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_OTHER_IMAGES = {".jfif", ".jpe", ".avif", ".heic", ".jp2", ".dcm", ".svg"}
 
 
 def read_folder(folder: Path, files: list[Path], label: str, image: str, size: int) -> Source:
@@ -30,8 +32,27 @@ def read_folder(folder: Path, files: list[Path], label: str, image: str, size: i
     for ending, read in ((".parquet", read_parquet), (".csv", read_csv)):
         found = [f for f in files if f.suffix.lower() == ending]
         if found:
+            groups = by_split(folder, found)
+            _tell_unread(folder, found, [*groups["train"], *groups["test"]])
             return read(folder, found, label, image, size)
-    return read_images(folder, [f for f in files if f.suffix.lower() in _IMAGES], size)
+    made = read_images(folder, [f for f in files if f.suffix.lower() in _IMAGES], size)
+    seen = [Path(where) for rows in made.splits.values() for where in rows.where]
+    _tell_unread(folder, [f for f in files if f.suffix.lower() in _IMAGES | _OTHER_IMAGES], seen)
+    return made
+
+
+def _tell_unread(folder: Path, there: list[Path], read: list[Path]) -> None:
+    """Warn of files that look like data and are not read, unless they are named as further test files."""
+    top, known = folder.resolve(), set(read)
+    left = [path for path in there if path not in known and split_of(path.relative_to(top)) != "test"]
+    if left:
+        warnings.warn(
+            f"{len(left)} of {len(there)} files in {folder} are not read, such as "
+            f"{left[0].relative_to(top)}: files and folders for training and testing are named train and "
+            "test, images end in "
+            f"{', '.join(sorted(_IMAGES))}.",
+            RuntimeWarning,
+        )
 
 
 def by_split(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
@@ -92,7 +113,7 @@ def _bytes(path: Path, where: str = "") -> bytes:
 
 def read_parquet(folder: Path, files: list[Path], label: str, image: str, size: int) -> Source:
     """A user's parquet files."""
-    hub.check_parquet(files)
+    hub.check_parquet(files, label)
     named = {split: [str(p) for p in paths] for split, paths in by_split(folder, files).items() if paths}
     with tempfile.TemporaryDirectory() as scratch:
 
@@ -207,6 +228,8 @@ def _whole_numbers(splits: dict[str, Rows], label: str) -> None:
                 numbers[written] = _number(written)
             except ValueError:
                 return
+    if any(re.match("[+-]?0[0-9]", written) for written in numbers):
+        return  # codes such as 01, which are called so elsewhere, too
     fraction = next((w for w, n in numbers.items() if isinstance(n, float) and not n.is_integer()), None)
     if fraction is not None:
         raise UserError(f"the column {label!r} has {fraction}: a label is a class, a whole number or a name.")
@@ -221,7 +244,10 @@ def _number(written: str) -> int | float:
     try:
         return int(written)
     except ValueError:
-        return float(written)
+        number = float(written)
+        if abs(number) >= 2**53:  # from here on others are the same number
+            raise
+        return number
 
 
 # Files.
@@ -267,11 +293,12 @@ def _unlisted(error: OSError) -> None:
     ) from error
 
 
-def fingerprint_of(folder: Path, files: list[Path]) -> list[tuple[str, int, int]]:
-    """What changes when a file does: relative name, size and time of every file."""
+def fingerprint_of(folder: Path, files: list[Path]) -> list[tuple[str, int, int, int]]:
+    """What changes when a file does: relative name, size and times of every file; that of the last change
+    as well, since archives may bring back the other."""
     top = folder.resolve()
     stats = [(path, path.stat()) for path in files]
-    return [(path.relative_to(top).as_posix(), s.st_size, s.st_mtime_ns) for path, s in stats]
+    return [(path.relative_to(top).as_posix(), s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in stats]
 
 
 def split_of(relative: Path) -> str | None:

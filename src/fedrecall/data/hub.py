@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from fedrecall.data.rows import Label, Rows
 from fedrecall.errors import UserError, nearest
 
 
-def check_parquet(files: Iterable[Path]) -> None:
-    """Name the file that is cut short, which the library would not."""
+def check_parquet(files: Sequence[Path], label: str) -> None:
+    """Name the file that is cut short or missing, or that numbers its classes otherwise: the library
+    would read the others, and all with the names of the first."""
     for path in files:
         try:
             with open(path, "rb") as file:
@@ -24,6 +27,38 @@ def check_parquet(files: Iterable[Path]) -> None:
             whole = False
         if not whole:
             raise UserError(f"{path} is not a whole parquet file: copy it again.")
+    there = set(files)
+    for path in files:
+        if part := _PART.fullmatch(path.name):
+            start, _, total, end = part.groups()
+            for number in range(int(total)):
+                other = path.with_name(f"{start}-{number:0{len(total)}d}-of-{total}{end}")
+                if other not in there:
+                    raise UserError(
+                        f"{other} is missing, of which {path.name} is another part: copy it, too."
+                    )
+    named = [(path, names) for path in files if (names := _names(path, label))]
+    for path, names in named[1:]:
+        if names != named[0][1]:
+            raise UserError(
+                f"{path} numbers its classes otherwise than {named[0][0]} ({', '.join(names[:5])}, ... and "
+                f"{', '.join(named[0][1][:5])}, ...): write both with the same names, in the same order."
+            )
+
+
+_PART = re.compile(r"(.+)-(\d+)-of-(\d+)(\..+)")
+
+
+def _names(path: Path, label: str) -> list[str] | None:
+    """What a file calls the classes that its label column numbers, if it does."""
+    import pyarrow.parquet
+
+    try:
+        held = json.loads((pyarrow.parquet.read_schema(path).metadata or {})[b"huggingface"])
+        names = held["info"]["features"][label]["names"]
+    except (KeyError, TypeError, ValueError, pyarrow.ArrowException):
+        return None
+    return [str(name) for name in names]
 
 
 def hugging_face(use: Callable[[Any], Any], source: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedrecall.data.images import Pixels
 from fedrecall.data.store import Columns, Dataset, Split, statistics
@@ -98,17 +99,38 @@ def join(
         columns = wide_train.shape[1]
         wide_test = np.stack(test.x).astype(np.float64) if test.x else np.empty((0, columns))
         centre, spread = np.zeros(columns), np.ones(columns)
-        if standardise:
-            moved = _columns(wide_train)
-            centre, spread = np.array(moved.mean), np.array(moved.std)
-            spread[spread == 0] = 1
-        x_train, x_test = (
-            torch.from_numpy(((wide - centre) / spread).astype(np.float32))
-            for wide in (wide_train, wide_test)
-        )
+        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
+            if standardise:
+                moved = _columns(wide_train)
+                centre, spread = np.array(moved.mean), np.array(moved.std)
+                spread[spread == 0] = 1
+            x_train, x_test = (
+                torch.from_numpy(((wide - centre) / spread).astype(np.float32))
+                for wide in (wide_train, wide_test)
+            )
+        _check_range(found, (x_train, x_test), wide_train, spread)
         mean, std = torch.zeros(columns), torch.ones(columns)
     splits = Split(x_train, tensors[0]), Split(x_test, tensors[1])
     return Dataset(name, tuple(class_names), *splits, mean, std, moved, found.features)
+
+
+def _check_range(
+    found: Source, splits: Iterable[Tensor], wide: NDArray[np.float64], spread: NDArray[np.float64]
+) -> None:
+    """Name a column whose numbers are too large, or too small, to be computed with."""
+    varies = (wide != wide[0]).any(0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        deviation = wide.std(0)
+    sound = np.isfinite(spread) & np.isfinite(deviation) & (~varies | (deviation > 0))
+    for x in splits:
+        sound &= torch.isfinite(x).all(0).numpy()
+    if not sound.all():
+        place = int(np.flatnonzero(~sound)[0])
+        name = found.features[place] if found.features else f"number {place + 1}"
+        raise UserError(
+            f"the column {name} has values from {wide[:, place].min():g} to {wide[:, place].max():g}, which "
+            "cannot be computed with in single precision: scale it, or replace what stands for missing ones."
+        )
 
 
 def _columns(wide: NDArray[np.float64]) -> Columns:
