@@ -275,6 +275,12 @@ def test_epsilon_of_everybody_every_round_is_just_above_the_exact_one(noise, rou
     assert found <= (orders * mu**2 / 2 + math.log(1 / delta) / (orders - 1)).min() + 1e-3
 
 
+@pytest.mark.parametrize(("noise", "rounds", "delta"), [(2, 50, 1e-3), (0.5, 3, 1e-2)])
+def test_drawing_fewer_clients_never_tells_more(noise, rounds, delta):
+    found = [epsilon(noise, 20, drawn, rounds, delta) for drawn in range(1, 21)]
+    assert found == sorted(found)
+
+
 def test_epsilon_falls_with_noise_and_sampling_and_rises_with_rounds():
     base = epsilon(4.0, 1000, 50, 10, 1e-5)
     assert epsilon(8.0, 1000, 50, 10, 1e-5) < base < epsilon(4.0, 1000, 50, 20, 1e-5)

@@ -85,6 +85,18 @@ def test_a_record_becomes_numbers_by_name():
         "measures": {
             "locals": {"clients": [4, 1], "in_local": {"after": [0.2, 0.4]}},
             "confusion": {"global": [[1, 0], [0, 1]], "credibility": None},
+            "landscape": {"loss": [1.0, 3.0], "eigenvalues": [15.0]},
+            "chain": {
+                "chains": [
+                    {"clients": [4], "forgetting": 0.0, "consistency": [0.5], "drift": {"own": []}},
+                    {
+                        "clients": [1, 2],
+                        "forgetting": 0.5,
+                        "consistency": [0.8, 1.0],
+                        "drift": {"own": [0.9]},
+                    },
+                ]
+            },
         },
     }
     assert scalars(record) == {
@@ -96,6 +108,12 @@ def test_a_record_becomes_numbers_by_name():
         "class_accuracy/0": 1.0,
         "class_accuracy/1": 0.0,
         "measures/locals/in_local/after": pytest.approx(0.3),
+        "measures/landscape/loss/0": 1.0,
+        "measures/landscape/loss/1": 3.0,
+        "measures/landscape/eigenvalues/0": 15.0,
+        "measures/chain/forgetting": 0.25,
+        "measures/chain/consistency": pytest.approx(0.7),
+        "measures/chain/drift/own": 0.9,
     }
 
 

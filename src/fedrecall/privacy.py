@@ -174,6 +174,11 @@ def epsilon(
         event = dp.SampledWithoutReplacementDpEvent(population, sampled, event)
     accountant = rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     found = float(accountant.compose(event, rounds).get_epsilon(delta))
+    if sampled < population:
+        # Drawing clients cannot tell more than asking all (the divergence of two mixtures is at most that of
+        # the worst pair in them), though the bound for it may be worse where nearly all are drawn.
+        whole = epsilon(noise_multiplier, population, population, rounds, delta)
+        found = found if whole is None else min(found, whole)
     return found if np.isfinite(found) else None
 
 

@@ -321,25 +321,34 @@ def whole(records: Sequence[dict[str, Any]], where: Path) -> Sequence[dict[str, 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """A round's numbers by name, such as ``seconds/train`` and ``measures/locals/in_local/after``.
 
-    Lists of numbers become their mean, but the class accuracies, which keep one each; what identifies
-    rather than measures (chains, clients) and matrices are left out.
+    Lists over clients and over chains become their mean; of class accuracies and of other lists there is
+    one number each. What identifies rather than measures (chains, clients) and matrices are left out.
     """
     found: dict[str, float] = {}
 
-    def add(name: str, value: Any) -> None:
+    def add(name: str, value: Any, averaged: bool = False) -> None:
         if isinstance(value, bool) or value is None:
             return
         if isinstance(value, (int, float)):
             found[name] = float(value)
         elif isinstance(value, Mapping):
+            averaged = averaged or "clients" in value
             for key, inner in value.items():
-                if key not in ("clients", "chains", "round") or (name, key) == ("seconds", "clients"):
-                    add(f"{name}/{key}" if name else str(key), inner)
-        elif name == "class_accuracy" and isinstance(value, list):
-            for c, share in enumerate(value):
-                add(f"{name}/{c}", share)
+                if key == "chains" and name:  # a record each
+                    several(name, inner)
+                elif key not in ("clients", "chains", "round") or (name, key) == ("seconds", "clients"):
+                    add(f"{name}/{key}" if name else str(key), inner, averaged)
         elif isinstance(value, list) and value and all(type(v) in (int, float) for v in value):
-            found[name] = sum(value) / len(value)
+            if averaged:
+                found[name] = sum(value) / len(value)
+            else:
+                found.update({f"{name}/{i}": float(v) for i, v in enumerate(value)})
+
+    def several(name: str, parts: Any) -> None:
+        each = [scalars({name: part}) for part in parts] if isinstance(parts, list) else []
+        for key in dict.fromkeys(key for part in each for key in part):
+            known = [part[key] for part in each if key in part]
+            found[key] = sum(known) / len(known)
 
     add("", record)
     return found

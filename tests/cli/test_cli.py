@@ -67,6 +67,13 @@ def test_rounds_whose_config_is_gone_are_not_begun_anew(call, tmp_path):
     assert len(RunFolder(tmp_path / "x").metrics()) == 3
 
 
+def test_runs_that_were_looked_at_after_other_rounds_are_not_compared(call):
+    assert call("compare", "fedavg", *SMALL, "--out", "x")[0] == 0
+    code, _, err = call("compare", "fedavg", "fedprox", *SMALL, "--evaluate-every", "2", "--out", "x")
+    assert code == 2
+    assert "was evaluated every 1 rounds, not every 2" in err
+
+
 def test_a_mistyped_folder_is_not_a_new_run(call, tmp_path):
     code, _, err = call("run", "--resume", "--out", "typo", "--rounds", "300")
     assert code == 2

@@ -30,6 +30,20 @@ def test_forgetting_of_a_chain_is_towards_its_end(moment):
     assert "drift" not in found
 
 
+def test_what_nobody_tested_is_not_forgotten_in_a_chain(moment):
+    first, failed, second = moment.visits
+    confusion = moment.evaluation.confusion.copy()
+    confusion[2] = 0
+    turned = replace(
+        moment,
+        chains=[[1, 1, 0]],
+        visits=[second, failed, first],
+        evaluation=moment.evaluation._replace(confusion=confusion),
+    )
+    (found,) = MEASURES.make("chain:drift=false")(turned)["chains"]
+    assert found["forgetting"] == 1  # of classes 0 and 1, both
+
+
 def test_chains_are_kept_apart(moment):
     first, second, third = MEASURES.make("chain")(moment)["chains"]
     assert (first["clients"], second["clients"], third["clients"]) == ([0], [], [1])

@@ -1,6 +1,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,6 +48,17 @@ def test_personal(moment):
     assert found["train_before"] == [1, 1]
     assert found["train"] == [0, 1]
     assert found["personalised"] == [0, 1]
+
+
+def test_in_a_chain_what_a_client_received_is_what_the_one_before_it_made(moment):
+    along = replace(moment, chains=[[0, 1, 1]])
+    found = MEASURES.make("locals")(along)
+    # Client 0 swapped classes 0 and 1; the next one that does not fail, client 1, has class 2 alone.
+    assert found["in_local"]["before"] == pytest.approx([1, 1])
+    assert found["out_local"]["before"] == pytest.approx([1, 0])
+    assert MEASURES.make("locals")(moment)["out_local"]["before"] == pytest.approx([1, 1])
+    assert along.received[1][0] is along.visits[0].up.weights
+    assert MEASURES.make("personal")(along)["train_before"] == [1, 1]
 
 
 def test_confusion_and_credibility(moment):

@@ -48,7 +48,7 @@ class Chain(Measure):
             "class_accuracy": curve[1:].tolist(),
             # The first client is compared with the model that the chain started from.
             "consistency": [consistency(a, b) for a, b in itertools.pairwise(curve)],
-            "forgetting": forgetting(curve),
+            "forgetting": forgetting(curve[:, moment.evaluation.confusion.sum(1) > 0]),
         }
         if self.drift:
             record["drift"] = {

@@ -16,10 +16,8 @@ class Locals(Measure):
 
     def __call__(self, moment: Moment) -> dict[str, Any]:
         """Lists over the round's clients, in the order of `clients`."""
-        sent, combined = (
-            class_accuracy(moment.evaluation_before.confusion),
-            class_accuracy(moment.evaluation.confusion),
-        )
+        sent = [class_accuracy(e.confusion) for _, e in moment.received]
+        combined = class_accuracy(moment.evaluation.confusion)
         own = [class_accuracy(e.confusion) for e in moment.local_evaluations]
         shares = [moment.distribution(v.client) for v in moment.good]
         accuracies = [accuracy(e.confusion) for e in moment.local_evaluations]
@@ -28,12 +26,12 @@ class Locals(Measure):
             "local_accuracy": accuracies,
             "local_average_accuracy": sum(accuracies) / max(len(accuracies), 1),
             "in_local": {
-                "before": [in_local(p, sent) for p in shares],
+                "before": [in_local(p, a) for p, a in zip(shares, sent, strict=True)],
                 "local": [in_local(p, a) for p, a in zip(shares, own, strict=True)],
                 "after": [in_local(p, combined) for p in shares],
             },
             "out_local": {
-                "before": [out_local(p, sent) for p in shares],
+                "before": [out_local(p, a) for p, a in zip(shares, sent, strict=True)],
                 "local": [out_local(p, a) for p, a in zip(shares, own, strict=True)],
                 "after": [out_local(p, combined) for p in shares],
             },

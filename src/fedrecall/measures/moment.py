@@ -45,6 +45,21 @@ class Moment:
         """Each good visit's model on the test set; computed once, whoever asks."""
         return [evaluate(self.model, self.trained(v), self.federation.test) for v in self.good]
 
+    @cached_property
+    def received(self) -> list[tuple[Weights, Evaluation]]:
+        """What each good visit's client was sent, and how that does on the test set.
+
+        The first of a chain is sent the global model, the others what the one before them made.
+        """
+        found, visits, own = [], iter(self.visits), iter(self.local_evaluations)
+        for chain in self.chains:
+            sent = None
+            for visit in (next(visits) for _ in chain):
+                if visit.failure is None:
+                    found.append(sent or (self.before, self.evaluation_before))
+                    sent = visit.up.weights, next(own)
+        return found
+
     def trained(self, visit: Visit) -> Weights:
         """The model that a client has after a good visit."""
         return self.algorithm.personal(visit.up.weights, visit.memory)

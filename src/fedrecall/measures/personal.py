@@ -22,9 +22,9 @@ class Personal(Measure):
             "train": [],
             "personalised": [],
         }
-        for v, tested in zip(moment.good, moment.local_evaluations, strict=True):
+        for v, tested, (sent, _) in zip(moment.good, moment.local_evaluations, moment.received, strict=True):
             data = moment.federation.client(v.client)
-            before = evaluate(moment.model, moment.before, data)
+            before = evaluate(moment.model, sent, data)
             own = evaluate(moment.model, moment.trained(v), data)
             found["train_before"].append(accuracy(before.confusion))
             found["train"].append(accuracy(own.confusion))

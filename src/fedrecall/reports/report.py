@@ -213,6 +213,11 @@ def _header(page: Page, title: str) -> Html:
     warnings += [
         ("Not finished: ", f"{run.name} has no evaluated round yet and is left out.") for run in page.idle
     ]
+    steps = sorted({int(run.config.get("evaluate_every", 1)) for run in page.runs})
+    if len(steps) > 1:
+        rounds = f"runs were evaluated every {' or '.join(map(str, steps))} rounds"
+        looks = "forgetting, consistency and the best round look back on other rounds, and do not compare"
+        warnings.append(("Not alike: ", f"{rounds}: {looks}."))
     warnings += [("Tested in part: ", f"{w}.") for w in partly_tested(page.runs)]
     warnings += [("Twice: ", f"{w}.") for w in left_out(page.groups)]
     return tag(

@@ -371,12 +371,10 @@ class Group:
 def open_runs(paths: Iterable[Path | str], data_root: Path | None = None) -> list[Run]:
     """Runs by folder, each once; a folder that is no run stands for all in it, up to `LEVELS` down.
 
-    One that is damaged is an error if it was named, and is passed over with a warning if it was found.
     Runs whose folders have the same name are called by their parents' names, too.
     """
     once: dict[Path, Path] = {}
-    given = [Path(path) for path in paths]
-    for path in given:
+    for path in map(Path, paths):
         found = [path] if files.found(path / "config.json") else list(_within(path, LEVELS))
         if not found:
             raise UserError(
@@ -387,25 +385,7 @@ def open_runs(paths: Iterable[Path | str], data_root: Path | None = None) -> lis
             once.setdefault(folder.resolve(), folder)
     if not once:
         raise UserError("name at least one run.")
-    named = {path.resolve() for path in given}
-    runs = [Run(folder, name, data_root) for folder, name in zip(once.values(), _names(once), strict=True)]
-    damage = {run: why for run in runs if run.path.resolve() not in named and (why := _damage(run))}
-    if len(damage) == len(runs):
-        raise next(iter(damage.values()))
-    for why in damage.values():
-        warnings.warn(f"{why} That run is passed over.", RuntimeWarning)
-    return [run for run in runs if run not in damage]
-
-
-def _damage(run: Run) -> UserError | None:
-    """Why there is nothing to be told of a run; that it has not played yet is no damage."""
-    try:
-        run.config, run.records  # noqa: B018
-    except NothingYet:
-        return None
-    except UserError as error:
-        return error
-    return None
+    return [Run(folder, name, data_root) for folder, name in zip(once.values(), _names(once), strict=True)]
 
 
 def _within(folder: Path, levels: int) -> Iterator[Path]:

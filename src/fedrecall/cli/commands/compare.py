@@ -19,6 +19,7 @@ from fedrecall.config import Config
 from fedrecall.data.datasets import load
 from fedrecall.errors import Diverged, UserError
 from fedrecall.experiment import Experiment, Result, check
+from fedrecall.records import RunFolder
 from fedrecall.reports.statistics import paired_difference, summary
 
 
@@ -91,6 +92,7 @@ def compare_command(
     folders = [run_folder(name, made, out_) for name, made in plans]
     for (_, made), folder in zip(plans, folders, strict=True):
         check(made, folder, dataset)
+        _check_alike(made, folder)
     sink = progress.shown(out, len(plans))
     ends: dict[str, list[End]] = {name: [] for name in algorithms}
     try:
@@ -119,6 +121,18 @@ def compare_command(
         out.print(f"run folders: {out_}", markup=False)
     if any(_known(r.failed) for r in rows):
         raise typer.Exit(2)
+
+
+def _check_alike(made: Config, folder: Path | None) -> None:
+    """Raise UserError if the run in the folder was looked at after other rounds."""
+    if folder is None or not RunFolder(folder).started:
+        return
+    every = RunFolder(folder).config().get("evaluate_every", made.evaluate_every)
+    if every != made.evaluate_every:
+        raise UserError(
+            f"{folder} was evaluated every {every} rounds, not every {made.evaluate_every}, and forgetting "
+            f"depends on it: give --evaluate-every {every}, or another --out."
+        )
 
 
 def plan(algorithms: list[str], base: dict[str, Any], seeds: int) -> list[tuple[str, Config]]:

@@ -177,9 +177,10 @@
   addEventListener("scroll", () => { if (active && Math.abs(scrollY - drawnAt) > 2) clear(active); }, { passive: true });
 
   // Comma-separated values of a table. A text that a spreadsheet would take for a formula is quoted.
+  const numeric = /^[+-]?[\d.,]+(e[+-]?\d+)?( ± [\d.,]+)?( ?%)?$/;
   const csv = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => {
     let text = cell.textContent.trim();
-    if (/^[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text))) text = "'" + text;
+    if (/^[=+\-@\t\r]/.test(text) && !numeric.test(text)) text = "'" + text;
     return /[",\n\r]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
   }).join(",")).join("\r\n") + "\r\n";
 
