@@ -269,6 +269,11 @@ def test_other_data_of_the_same_size_are_refused(tmp_path):
     Experiment(config(rounds=1), tmp_path / "run", resume=True, dataset=alike).run()
     made = tmp_path / "run" / "made.json"
     starts = json.loads(made.read_text())
+    starts[-1]["data"]["sketch"][0] = None
+    made.write_text(json.dumps(starts))
+    with pytest.raises(UserError, match="other data"):
+        Experiment(config(rounds=2), tmp_path / "run", resume=True)
+    del starts[-1]
     del starts[0]["data"]["digest"]  # of a run that was begun before there was one
     made.write_text(json.dumps(starts))
     Experiment(config(rounds=2), tmp_path / "run", resume=True).run()

@@ -73,9 +73,11 @@ def _sketch(x: Tensor) -> list[float]:
 
 def _resembles(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether the examples may be the same, as far as both were sketched."""
-    one, other = before.get("sketch", []), now.get("sketch", [])
-    if not (isinstance(one, list) and isinstance(other, list) and one and other):
+    one, other = before.get("sketch"), now.get("sketch")
+    if one is None or other is None:
         return True
+    if not isinstance(one, list) or not all(type(v) in (int, float) for v in one):
+        return False
     return len(one) == len(other) and all(abs(a - b) <= DECODED for a, b in zip(one, other, strict=True))
 
 

@@ -259,7 +259,8 @@ def test_a_worker_cannot_write_over_what_a_client_remembers(opened):
     (visits,) = remembering(w, backend, 1)
     before = [trees.detached(v.memory) for v in visits]
     again = [job._replace(round=2, memory=v.memory) for job, v in zip(jobs(w), visits, strict=True)]
-    list(backend.map(again))
+    with pytest.raises(UserError, match="`finish` changes 1/variate/.* in place"):
+        list(backend.map(again))
     for kept, visit in zip(before, visits, strict=True):
         assert all(torch.equal(kept.variate[n], t) for n, t in visit.memory.variate.items())
         assert not any(bool((t == 7.0).all()) for t in visit.memory.variate.values())

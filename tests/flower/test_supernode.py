@@ -55,7 +55,8 @@ if (child := os.fork()) == 0:
     {how}
 signal.signal(signal.SIGTERM, lambda *_: (print("goodbye", flush=True), os._exit(0)))
 threading.Thread(target=_end_without, args=(child,), daemon=True).start()
-time.sleep(60)
+for _ in range(600):  # one long sleep may begin just after the signal has come
+    time.sleep(0.1)
 """
 
 
