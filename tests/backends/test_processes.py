@@ -254,12 +254,11 @@ def test_memories_outlive_the_workers_that_wrote_them(opened):
 
 
 def test_a_worker_cannot_write_over_what_a_client_remembers(opened):
-    w = work(Scribbler(), workers=2)
-    backend = opened(w)
-    (visits,) = remembering(w, backend, 1)
+    (visits,) = remembering(w := work(Scaffold(), workers=2), opened(w), 1)
+    backend = opened(work(Scribbler(), workers=2))
     before = [trees.detached(v.memory) for v in visits]
     again = [job._replace(round=2, memory=v.memory) for job, v in zip(jobs(w), visits, strict=True)]
-    with pytest.raises(UserError, match="`finish` changes 1/variate/.* in place"):
+    with pytest.raises(UserError, match=r"`finish` changes 1/variate/.* in place"):
         list(backend.map(again))
     for kept, visit in zip(before, visits, strict=True):
         assert all(torch.equal(kept.variate[n], t) for n, t in visit.memory.variate.items())
