@@ -243,6 +243,15 @@ def test_runs_that_are_not_finished_are_told_apart(tmp_path):
         build(open_runs([tmp_path / "idle"]))
 
 
+def test_runs_that_were_looked_at_after_other_rounds_are_said_not_to_compare(tmp_path):
+    write(tmp_path / "runs" / "a")
+    other = write(tmp_path / "runs" / "b", algorithm="fedntd")
+    assert "Not alike" not in build(open_runs([tmp_path / "runs"]))
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "evaluate_every": 4}))
+    assert "runs were evaluated every 1 or 4 rounds" in build(open_runs([tmp_path / "runs"]))
+
+
 def test_damaged_records_are_not_taken_for_none(tmp_path):
     write(tmp_path / "sound")
     run = write(tmp_path / "damaged")
