@@ -1,5 +1,7 @@
 """Federated learning that does not forget."""
 
+import os
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
@@ -28,6 +30,12 @@ _HOMES = {
     "run": "fedrecall.experiment",
     "trained": "fedrecall.reports.runs",
 }
+
+# Threads that wait for each other spin, for milliseconds by GNU OpenMP's default. Where another program wants
+# the cores, that is time that the awaited one does not get, and training takes ten times as long
+# (docs/performance.md). It is read when torch is loaded; whoever has set either of them knows better.
+if "torch" not in sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
+    os.environ["GOMP_SPINCOUNT"] = "3000"
 
 
 def __getattr__(name: str) -> Any:
