@@ -136,6 +136,21 @@ def test_compare_prints_every_algorithm_and_pairs_seeds(call, tmp_path):
     assert all(len(p) == 1 for p in parts.values())  # one federation for all algorithms of a seed
 
 
+def test_compare_and_report_show_what_privacy_was_promised(call, tmp_path):
+    pytest.importorskip("dp_accounting")
+    private = "private:fedavg,clip=0.5,noise=1"
+    code, out, err = call("compare", "fedavg", private, *SMALL, "--json", "t.json", "--out", "all")
+    assert code == 0, err
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    lines = next((tmp_path / "all").glob("private*/metrics.jsonl")).read_text().splitlines()
+    last = json.loads(lines[-1])
+    assert [r["epsilon"] for r in rows] == [[None], [last["epsilon"]]]
+    table = out[out.index("last round") :].splitlines()
+    assert any("fedavg" in line and "none" in line.split() for line in table)
+    assert any(f"{last['epsilon']:.2f}" in line.split() for line in table)
+    assert "epsilon" not in call("compare", "fedavg", "fedntd", *SMALL)[1]
+
+
 @pytest.mark.parametrize("extra", [[], ["--on-failure", "stop"]])
 def test_compare_shows_a_run_that_diverges_as_failed_beside_the_others(call, tmp_path, extra):
     words = ["fedavg", "fedprox:mu=1e30", "fedntd", *SMALL, "--seeds", "2", "--json", "t.json"]

@@ -252,6 +252,19 @@ def test_runs_that_were_looked_at_after_other_rounds_are_said_not_to_compare(tmp
     assert "runs were evaluated every 1 or 4 rounds" in build(open_runs([tmp_path / "runs"]))
 
 
+def test_what_was_promised_is_beside_what_was_reached(tmp_path):
+    write(tmp_path / "open")
+    assert "epsilon" not in Page(build(open_runs([tmp_path]))).tables["results-table"][0]
+    for seed, spent in enumerate((3.0, 4.5)):
+        run = write(tmp_path / f"private{seed}", algorithm="fedntd", seed=seed)
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        told = [{**line, "epsilon": spent * line["round"] / 6, "delta": 1e-5} for line in lines]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    header, *rows = Page(build(open_runs([tmp_path]))).tables["results-table"]
+    assert header[-1] == "epsilon"
+    assert sorted(row[-1] for row in rows) == ["4.50 at 1e-05", "none"]  # the weakest promise of the seeds
+
+
 def test_damaged_records_are_not_taken_for_none(tmp_path):
     write(tmp_path / "sound")
     run = write(tmp_path / "damaged")

@@ -256,6 +256,9 @@ def _results(page: Page) -> Html:
     seeds = max(len(g.runs) for g in page.groups)
     columns = ["experiment", "seeds", "rounds", "accuracy, last round (%)", "accuracy, best round (%)"]
     columns += ["forgetting", "loss", "training (s)"]
+    private = any("epsilon" in run.records[-1] for group in page.groups for run in group.runs)
+    if private:
+        columns.append("epsilon")
     body = []
     for n, group in page.numbered:
         rounds, accuracy = group.series("accuracy")
@@ -272,13 +275,26 @@ def _results(page: Page) -> Html:
             _summary(loss[:, -1], digits=4),
             _summary(seconds, digits=1),
         ]
+        if private:
+            cells.append(_promise([records[-1] for records in played]))
         name = tag("th", charts.swatch(n), group.label, scope="row", class_="name")
         body.append([name, *(tag("td", c) for c in cells)])
     note = "One seed each: no spread."
     if seeds > 1:
         note = f"Mean ± standard deviation (n - 1) over up to {seeds} seeds."
     note += " The last round is the headline; the best one is chosen with the test split in hand."
+    if private:
+        note += " Epsilon is what each client was promised, at the delta beside it; none: nothing."
     return _numbers("Last round", note, "results-table", columns, body)
+
+
+def _promise(ends: Sequence[dict[str, Any]]) -> str:
+    """The epsilon of runs' last rounds; those of other deltas are no numbers to take a mean of."""
+    spent = {(r["delta"], r["epsilon"]) for r in ends if "epsilon" in r}
+    if not spent:
+        return "none"
+    deltas = sorted({delta for delta, _ in spent})
+    return ", ".join(f"{max(e for d, e in spent if d == delta):.2f} at {delta:g}" for delta in deltas)
 
 
 def _federations(page: Page) -> Html:

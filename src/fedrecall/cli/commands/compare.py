@@ -31,6 +31,7 @@ class End(NamedTuple):
     seconds: float | None = None
     bytes_down: int | None = None
     bytes_up: int | None = None
+    epsilon: float | None = None
     failed: str | None = None
 
 
@@ -44,6 +45,8 @@ class Row:
     seconds: list[float | None]
     bytes_down: list[int | None]
     bytes_up: list[int | None]
+    epsilon: list[float | None]
+    """What `private` spent; None of a run that promises nothing."""
     failed: list[str | None]
     """Why, where a run failed."""
 
@@ -155,7 +158,8 @@ def end(result: Result) -> End:
     """The numbers of a run that went through."""
     last = result.history[-1]
     seconds = sum(h["seconds"]["train"] for h in result.history)
-    return End(result.accuracy, result.forgetting, seconds, last["bytes_down"], last["bytes_up"])
+    sent = last["bytes_down"], last["bytes_up"]
+    return End(result.accuracy, result.forgetting, seconds, *sent, last.get("epsilon"))
 
 
 def row(name: str, ends: Sequence[End]) -> Row:
@@ -170,6 +174,9 @@ def table(rows: Sequence[Row], seeds: int) -> Table:
     shown.add_column("algorithm", no_wrap=True)
     for heading in ("accuracy %", "forgetting", "training s", "MB down", "MB up"):
         shown.add_column(heading, justify="right")
+    private = any(_known(r.epsilon) for r in rows)
+    if private:
+        shown.add_column("epsilon", justify="right")
     ends = {1: "", 2: " [both seeds]"}.get(seeds, " [95 % interval]")  # of two pairs it is the two values
     shown.add_column(f"accuracy - {first.name}{ends}")
     for r in rows:
@@ -182,6 +189,7 @@ def table(rows: Sequence[Row], seeds: int) -> Table:
             _mean(r.seconds, digits=1),
             _mean(_known(r.bytes_down)[-1:], 1e-6),
             _mean(_known(r.bytes_up)[-1:], 1e-6),
+            *([_mean(r.epsilon) or "none"] if private else []),
             Text("" if r is first else _against(first, r, seeds)),
         )
     return shown
