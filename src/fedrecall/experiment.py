@@ -25,7 +25,7 @@ from fedrecall.config import Config
 from fedrecall.data import partitions
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import Dataset, load
-from fedrecall.data.federation import Federation, set_apart
+from fedrecall.data.federation import Federation, set_apart, sound
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import Diverged, UserError
 from fedrecall.measures import MEASURES
@@ -648,6 +648,7 @@ def federate(
     config: Config, dataset: Dataset, algorithm: FedAvg, folder: RunFolder | None = None
 ) -> Federation:
     """Divide the data set as the config says, or as the run folder has it, on the config's device."""
+    dataset = sound(dataset)
     labels = dataset.train.y.cpu().numpy()
     seed = config.dealing_seed
     per_class = config.auxiliary_per_class
@@ -667,7 +668,8 @@ def federate(
             raise UserError(f"{saved} is of {len(parts)} clients, but the run has {config.clients}.")
     else:
         partition = PARTITIONS.make(config.partition)
-        split = partition.split(labels[rest], config.clients, seed, config.global_seed)
+        origins = None if dataset.train.origin is None else dataset.train.origin.numpy()[rest]
+        split = partition.split(labels[rest], config.clients, seed, config.global_seed, origins)
         parts = [rest[part] for part in split]
     augmentation = Augmentation.parse(config.augmentation or "none")
     tested = Augmentation.parse(config.test_augmentation)
@@ -689,7 +691,9 @@ def normalised(config: Config, dataset: Dataset) -> Dataset:
 def describe(federation: Federation) -> tuple[Sequence[np.ndarray], dict[str, Any]]:
     """What partition.json holds: the parts, and what they look like to someone without the data."""
     auxiliary = federation.auxiliary_part
+    origins = federation.origins
     return federation.parts, {
+        **({} if origins is None else {"origins": origins}),
         "class_names": list(federation.dataset.class_names),
         "counts": federation.counts.tolist(),
         "auxiliary": 0 if auxiliary is None else len(auxiliary),

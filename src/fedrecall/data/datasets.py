@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from fedrecall import files
 from fedrecall.data import folders, hub, store
-from fedrecall.data.rows import Rows, Source, join
+from fedrecall.data.rows import Rows, Source, Told, join
 from fedrecall.data.store import Dataset, Split, export, load_export
 from fedrecall.errors import Missing, UserError
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, Range, Registry, plain
@@ -409,6 +409,7 @@ class Folder(Recipe):
     column of images; CSV files with a column of image paths, or else every column but the label a
     number, standardised by the training split (`standardise`). Files and folders named train and test
     (or validation, when there is no test) say what is what; without, a share of every class is held out.
+    With `origin` or `undivided` image folders are ``ORIGIN/CLASS/*.png``, and in files a column tells.
     """
 
     part: ClassVar[bool] = False
@@ -426,6 +427,12 @@ class Folder(Recipe):
     """Another seed holds out others."""
     standardise: bool = True
     """Move and scale a table's columns by the training split; `private` needs them as they are: false."""
+    origin: str = ""
+    """Column of who or where an example is from (a site, a writer), by which partition `natural` goes."""
+    undivided: str = ""
+    """Column of what is held out whole, such as the patient: none is trained on and tested on."""
+    ignore: str = ""
+    """Columns of a table not to learn from, joined by +: `id+date`; those of the fields above are not."""
 
     def __post_init__(self) -> None:
         """A run may be gone on with from elsewhere."""
@@ -436,6 +443,10 @@ class Folder(Recipe):
         if not files.found(folder, stat.S_ISDIR):
             raise Missing(f"dataset folder: there is no folder {self.path}.")
         return folder
+
+    def _told(self) -> Told:
+        ignored = tuple(name.strip() for name in self.ignore.split("+") if name.strip())
+        return Told(self.origin, self.undivided, ignored)
 
     def cached(self, name: str, root: Path | None) -> tuple[str, str] | None:
         """By where the folder is, its files and the parameters."""
@@ -453,7 +464,9 @@ class Folder(Recipe):
         folder = self._folder()
         if store.is_export(folder):
             return load_export(folder)
-        found = folders.read_folder(folder, folders.walk(folder), self.label, self.image, self.size)
+        found = folders.read_folder(
+            folder, folders.walk(folder), self.label, self.image, self._told(), self.size
+        )
         return join(name, found, str(folder), self.held_out, self.seed, self.standardise, self.part)
 
 

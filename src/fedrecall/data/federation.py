@@ -65,6 +65,17 @@ class Federation:
         """Examples of each class at each client, [N, C]."""
         return label_counts(self.dataset.train.y.cpu().numpy(), self.parts, self.dataset.classes)
 
+    @property
+    def origins(self) -> list[list[str]] | None:
+        """Where each client's examples are from; None if the data do not tell, or clients share an origin."""
+        origin, names = self.dataset.train.origin, self.dataset.origins
+        if origin is None:
+            return None
+        held = [np.unique(origin.numpy()[part]) for part in self.parts]
+        if len(np.unique(np.concatenate(held))) < sum(map(len, held)):
+            return None
+        return [[names[o] for o in own] for own in held]
+
     def _data(self, part: np.ndarray, augmentation: Augmentation) -> ClientData:
         train, d = self.dataset.train, self.dataset
         index = torch.from_numpy(part).to(train.y.device)
@@ -101,6 +112,15 @@ def sound(dataset: Dataset) -> Dataset:
             raise UserError(
                 f"{where}'s images have {x.shape[1]} channels, but there are {len(dataset.mean)} means and "
                 f"{len(dataset.std)} deviations: give one a channel."
+            )
+        if split.origin is not None and (
+            split.origin.shape != y.shape
+            or split.origin.dtype != torch.int64
+            or not 0 <= int(split.origin.min()) <= int(split.origin.max()) < len(dataset.origins)
+        ):
+            raise UserError(
+                f"{where}'s origins are {_described(split.origin)}, beside {len(dataset.origins)} names: "
+                "give each example the place of its own in the data set's origins, as int64 of [n]."
             )
         if not 0 <= int(y.min()) <= int(y.max()) < dataset.classes:
             raise UserError(

@@ -18,7 +18,7 @@ import numpy as np
 from fedrecall import files
 from fedrecall.data import hub
 from fedrecall.data.images import decode
-from fedrecall.data.rows import Rows, Source
+from fedrecall.data.rows import Rows, Source, Told
 from fedrecall.errors import UserError, nearest
 
 TRAIN_WORDS = ("train", "training")
@@ -27,15 +27,15 @@ _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".
 _OTHER_IMAGES = {".jfif", ".jpe", ".avif", ".heic", ".jp2", ".dcm", ".svg"}
 
 
-def read_folder(folder: Path, files: list[Path], label: str, image: str, size: int) -> Source:
+def read_folder(folder: Path, files: list[Path], label: str, image: str, told: Told, size: int) -> Source:
     """A user's folder: parquet or CSV files, or images in a folder per class."""
     for ending, read in ((".parquet", read_parquet), (".csv", read_csv)):
         found = [f for f in files if f.suffix.lower() == ending]
         if found:
             groups = by_split(folder, found)
             _tell_unread(folder, found, [*groups["train"], *groups["test"]])
-            return read(folder, found, label, image, size)
-    made = read_images(folder, [f for f in files if f.suffix.lower() in _IMAGES], size)
+            return read(folder, found, label, image, told, size)
+    made = read_images(folder, [f for f in files if f.suffix.lower() in _IMAGES], told, size)
     seen = [Path(where) for rows in made.splits.values() for where in rows.where]
     _tell_unread(folder, [f for f in files if f.suffix.lower() in _IMAGES | _OTHER_IMAGES], seen)
     return made
@@ -69,10 +69,17 @@ def by_split(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
     return {"train": groups["train"], "test": proper or groups["test"]}
 
 
-def read_images(folder: Path, files: list[Path], size: int) -> Source:
-    """``train/CLASS/*.png`` and ``test/CLASS/*.png``, or ``CLASS/*.png`` alone."""
+def read_images(folder: Path, files: list[Path], told: Told, size: int) -> Source:
+    """``train/CLASS/*.png`` and ``test/CLASS/*.png``, or ``CLASS/*.png`` alone; where origins are asked for,
+    ``ORIGIN/CLASS`` in the place of ``CLASS``."""
     if not files:
         raise UserError(f"{folder} has no images in a folder per class, no parquet and no CSV files.")
+    if len(told.columns) > 1:
+        raise UserError(
+            f"{folder} has images in folders, of which one alone is above that of the class: give origin and "
+            "undivided the same name, or list the images in a CSV file."
+        )
+    depth = 2 + len(told.columns)
     top = folder.resolve()
     heads = {path.relative_to(top).parts[0].lower() for path in files if path.parent != top}
     has_splits = bool(heads & set(TRAIN_WORDS))
@@ -88,13 +95,17 @@ def read_images(folder: Path, files: list[Path], size: int) -> Source:
                 continue
             split = "train" if head in TRAIN_WORDS else "test"
             parts = parts[1:]
-        if len(parts) == 3 and not has_splits and heads <= set(TEST_WORDS):
+        if len(parts) == depth + 1 and not has_splits and heads <= set(TEST_WORDS):
             raise _for_testing_alone(folder, path.relative_to(top))
-        if len(parts) != 2:
-            raise UserError(f"{path} does not lie in a folder named after its class, right below {folder}.")
+        if len(parts) != depth:
+            above = f"in one named after its {told.columns[0]}, " if told.columns else ""
+            raise UserError(
+                f"{path} does not lie in a folder named after its class, {above}right below {folder}."
+            )
         rows = splits[split]
+        told.note(rows, dict.fromkeys(told.columns, parts[0]), str(path))
         rows.x.append(decode(_bytes(path), str(path), size))
-        rows.y.append(parts[0])
+        rows.y.append(parts[-2])
         rows.where.append(str(path))
     return Source(splits)
 
@@ -111,7 +122,7 @@ def _bytes(path: Path, where: str = "") -> bytes:
         raise UserError(f"{named} cannot be read: {error.strerror}.") from error
 
 
-def read_parquet(folder: Path, files: list[Path], label: str, image: str, size: int) -> Source:
+def read_parquet(folder: Path, files: list[Path], label: str, image: str, told: Told, size: int) -> Source:
     """A user's parquet files."""
     hub.check_parquet(files, label)
     named = {split: [str(p) for p in paths] for split, paths in by_split(folder, files).items() if paths}
@@ -120,7 +131,7 @@ def read_parquet(folder: Path, files: list[Path], label: str, image: str, size: 
         def use(datasets: Any) -> Source:
             tables = datasets.load_dataset("parquet", data_files=named, cache_dir=scratch)
             splits = {
-                split: hub.table_rows(table, f"{folder} ({split})", label, image, size)
+                split: hub.table_rows(table, f"{folder} ({split})", label, image, size, told=told)
                 for split, table in tables.items()
             }
             return Source(splits, hub.label_names(tables["train"], label))
@@ -129,7 +140,7 @@ def read_parquet(folder: Path, files: list[Path], label: str, image: str, size: 
         return found
 
 
-def read_csv(folder: Path, files: list[Path], label: str, image: str, size: int) -> Source:
+def read_csv(folder: Path, files: list[Path], label: str, image: str, told: Told, size: int) -> Source:
     """A label column beside an image-path column or columns of numbers."""
     groups = by_split(folder, files)
     columns: list[str] = []
@@ -140,8 +151,10 @@ def read_csv(folder: Path, files: list[Path], label: str, image: str, size: int)
             for header, line, cells in csv_lines(path):
                 if not columns:
                     columns = header
-                    if label not in columns:
-                        raise UserError(f"{path} has no column {label!r}; {nearest(label, columns)}")
+                    besides = *told.columns, *told.ignored
+                    lacking = next((n for n in (label, *besides) if n not in columns), None)
+                    if lacking is not None:
+                        raise UserError(f"{path} has no column {lacking!r}; {nearest(lacking, columns)}")
                 elif header != columns:
                     raise UserError(f"{path} has the columns {header}, but others have {columns}.")
                 where = f"{path} line {line}"
@@ -151,13 +164,17 @@ def read_csv(folder: Path, files: list[Path], label: str, image: str, size: int)
                     raise UserError(f"{where} has no {label!r}.")
                 rows.y.append(written)
                 rows.where.append(where)
+                told.note(rows, values, where)
+                for name in besides:
+                    values.pop(name, None)
                 if image in values:
                     rows.x.append(decode(_bytes(_inside(folder, path, values[image]), where), where, size))
                 else:
-                    rows.x.append(numbers(values, where))
+                    rows.x.append(numbers(values, where, "; ignore=COLUMN+COLUMN leaves columns out"))
     _whole_numbers(splits, label)
     table = image not in columns
-    return Source(splits, features=tuple(c for c in columns if c != label) if table else ())
+    features = tuple(c for c in columns if c not in (label, *told.columns, *told.ignored)) if table else ()
+    return Source(splits, features=features)
 
 
 def csv_lines(path: Path) -> Iterator[tuple[list[str], int, list[str]]]:
@@ -204,7 +221,7 @@ def _inside(folder: Path, table: Path, written: str) -> Path:
     return path
 
 
-def numbers(values: dict[str, str], where: str) -> Any:
+def numbers(values: dict[str, str], where: str, remedy: str = "") -> Any:
     """The columns' values as numbers."""
     if not values:
         raise UserError(f"{where} has a label and nothing to learn it from.")
@@ -215,7 +232,7 @@ def numbers(values: dict[str, str], where: str) -> Any:
         except ValueError:
             out[i] = math.nan
         if not math.isfinite(out[i]):
-            raise UserError(f"{where}: {column} = {written!r} is not a finite number.")
+            raise UserError(f"{where}: {column} = {written!r} is not a finite number{remedy}.")
     return out
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrecall.data.images import decode
-from fedrecall.data.rows import Label, Rows
+from fedrecall.data.rows import Label, Rows, Told
 from fedrecall.errors import UserError, nearest
 
 
@@ -91,21 +91,31 @@ def label_names(table: Any, label: str) -> list[str] | None:
 
 
 def table_rows(
-    table: Any, source: str, label: str, image: str, size: int, channels: int = 0, key: str | None = None
+    table: Any,
+    source: str,
+    label: str,
+    image: str,
+    size: int,
+    channels: int = 0,
+    key: str | None = None,
+    told: Told | None = None,
 ) -> Rows:
     """The images and labels of one split of a ``datasets`` table."""
     import datasets
 
+    told = told or Told()
     features = table.features
     pictures = [n for n, f in features.items() if isinstance(f, datasets.Image)]
     column = next((n for n in (image, "image", "img", *pictures) if n in features), None)
     if column is None:
         raise UserError(f"{source} has no column {image!r} of images; {nearest(image, features)}")
-    if label not in features:
-        raise UserError(f"{source} has no column {label!r}; {nearest(label, features)}")
+    lacking = next((name for name in (label, *told.columns) if name not in features), None)
+    if lacking is not None:
+        raise UserError(f"{source} has no column {lacking!r}; {nearest(lacking, features)}")
     if isinstance(features[column], datasets.Image):
         table = table.cast_column(column, datasets.Image(decode=False))
-    wanted = [column, label, *([key] if key and key in features else [])]
+    keyed = [key] if key and key in features else []
+    wanted = list(dict.fromkeys([column, label, *keyed, *told.columns]))
     rows = Rows()
     for batch in table.select_columns(wanted).iter(batch_size=512):
         for i, (held, written) in enumerate(zip(batch[column], batch[label], strict=True)):
@@ -118,8 +128,8 @@ def table_rows(
             rows.x.append(decode(content, where, size, channels))
             rows.y.append(_label(written, where, label))
             rows.where.append(where)
-            if len(wanted) > 2:
-                rows.key.append(batch[key][i])
+            rows.key.extend(batch[k][i] for k in keyed)
+            told.note(rows, {name: batch[name][i] for name in told.columns}, where)
     return rows
 
 

@@ -34,6 +34,7 @@ PARTITIONS = Registry(
         "dirichlet": "fedrecall.data.partitions:Dirichlet",
         "classes": "fedrecall.data.partitions:Classes",
         "exdir": "fedrecall.data.partitions:ExDir",
+        "natural": "fedrecall.data.partitions:Natural",
     },
     base="fedrecall.data.partitions:Partition",
 )
@@ -56,7 +57,18 @@ class Partition(ABC):
             "choose one of these or leave it out."
         )
 
-    def split(self, labels: ArrayLike, clients: int, seed: int, global_seed: int | None = None) -> list[Ints]:
+    def of_origins(self, labels: Ints, origins: Ints | None, clients: int, rng: np.random.Generator) -> Ints:
+        """The client of every example where it may be known who or where each is from."""
+        return self.owners(labels, clients, rng)
+
+    def split(
+        self,
+        labels: ArrayLike,
+        clients: int,
+        seed: int,
+        global_seed: int | None = None,
+        origins: Ints | None = None,
+    ) -> list[Ints]:
         """The examples of every client: disjoint, complete, ascending, at least one each."""
         found = _labels(labels)
         if clients < 1:
@@ -68,7 +80,7 @@ class Partition(ABC):
         codes = np.unique(found, return_inverse=True)[1].astype(np.int64)
         stream = numpy_stream(seed, "partition")
         owner = (
-            self.owners(codes, clients, stream)
+            self.of_origins(codes, origins, clients, stream)
             if global_seed is None
             else self.global_owners(codes, clients, stream, global_seed)
         )
@@ -265,6 +277,37 @@ class ExDir(Partition):
 
         settings = f"partition exdir: classes={self.classes}, alpha={self.alpha:g}"
         return assign(labels, repeat(draw, self.min_size, clients, len(labels), settings, self.draws), rng)
+
+
+@dataclass(frozen=True)
+class Natural(Partition):
+    """Every client holds what is from one place or person, as the data say: a site, a writer, a patient.
+
+    Such data are read with `folder:PATH,origin=COLUMN`. With as many clients as origins, client 0 is the
+    first of them by name; with fewer, each gets several at random, as many as the next to within one.
+    """
+
+    def owners(self, labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
+        """Never: labels do not tell."""
+        raise UserError(
+            "partition natural goes by where examples are from, which these data do not tell: read them with "
+            "folder:PATH,origin=COLUMN."
+        )
+
+    def of_origins(self, labels: Ints, origins: Ints | None, clients: int, rng: np.random.Generator) -> Ints:
+        """The client of every example where it may be known who or where each is from."""
+        if origins is None:
+            return self.owners(labels, clients, rng)
+        there, place = np.unique(origins, return_inverse=True)
+        if clients > len(there):
+            raise UserError(
+                f"partition natural: examples are from {len(there)} origins, which are no {clients} clients: "
+                f"set clients={len(there)}, or fewer to give each several."
+            )
+        if clients == len(there):
+            return place.astype(np.int64)
+        client = rng.permutation(np.repeat(np.arange(clients), even(len(there), clients)))
+        return client[place]
 
 
 # Pieces that partitions are made of.

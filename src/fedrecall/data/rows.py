@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,16 +30,39 @@ class Rows:
     """Of each example, for an error message."""
     key: list[Any] = field(default_factory=list)
     """Of each example, what tells whether two are the same."""
+    origin: list[str] = field(default_factory=list)
+    """Of each example, who or where it is from."""
+    unit: list[str] = field(default_factory=list)
+    """Of each example, what it may not be parted from: all of a unit are trained on, or none is."""
 
     def keep(self, wanted: Iterable[int]) -> Rows:
         """Some of the examples."""
         places = list(wanted)
-        return Rows(
-            [self.x[i] for i in places],
-            [self.y[i] for i in places],
-            [self.where[i] for i in places],
-            [self.key[i] for i in places] if self.key else [],
-        )
+        columns = (getattr(self, f.name) for f in fields(self))
+        return Rows(*([column[i] for i in places] if column else [] for column in columns))
+
+
+class Told(NamedTuple):
+    """The columns that tell more of an example than what it is; an empty name is of none."""
+
+    origin: str = ""
+    undivided: str = ""
+    ignored: tuple[str, ...] = ()
+    """Of which nothing is to be learnt, nor anything noted."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those that there are."""
+        return tuple(dict.fromkeys(name for name in (self.origin, self.undivided) if name))
+
+    def note(self, rows: Rows, values: Mapping[str, Any], where: str) -> None:
+        """Add what an example's cells say about where it is from and what it stays with."""
+        for name, column in ((self.origin, rows.origin), (self.undivided, rows.unit)):
+            if name:
+                written = "" if values[name] is None else str(values[name]).strip()
+                if not written:
+                    raise UserError(f"{where} has no {name!r}.")
+                column.append(written)
 
 
 @dataclass
@@ -78,7 +101,13 @@ def join(
         train, test = hold_out(train, held_out, seed)
         if not test.y:
             remedy = "; with held_out=0 all of them are trained on" if part else ""
-            raise UserError(f"{source} has no test split and too few examples to hold some out{remedy}.")
+            few = "examples" if not train.unit else "of what stays together"
+            raise UserError(f"{source} has no test split and too few {few} to hold some out{remedy}.")
+    elif shared := sorted(set(train.unit) & set(test.unit)):
+        raise UserError(
+            f"{source} has {shared[0]!r} in the training and in the test split (and {len(shared) - 1} more "
+            "like it), but undivided is to keep each in one: divide the files otherwise."
+        )
     class_names, code = _classes([*train.y, *test.y] if part else train.y, names)
     tensors = []
     for rows in (train, test):
@@ -110,8 +139,16 @@ def join(
             )
         _check_range(found, (x_train, x_test), wide_train, spread)
         mean, std = torch.zeros(columns), torch.ones(columns)
-    splits = Split(x_train, tensors[0]), Split(x_test, tensors[1])
-    return Dataset(name, tuple(class_names), *splits, mean, std, moved, found.features)
+    origins = sorted(set(train.origin), key=_in_order)
+    number = {origin: i for i, origin in enumerate(origins)}
+    origin = torch.tensor([number[o] for o in train.origin], dtype=torch.int64) if origins else None
+    splits = Split(x_train, tensors[0], origin), Split(x_test, tensors[1])
+    return Dataset(name, tuple(class_names), *splits, mean, std, moved, found.features, tuple(origins))
+
+
+def _in_order(name: str) -> tuple[bool, int, str]:
+    """Numbers as numbers, before names."""
+    return (False, int(name), name) if name.isdecimal() else (True, 0, name)
 
 
 def _check_range(
@@ -155,8 +192,14 @@ def _expected(class_names: list[str], names: list[str] | None) -> str:
 
 
 def hold_out(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
-    """(train, test): the same share of every class by a keyed stream, but never its only example."""
+    """(train, test): the same share of every class by a keyed stream, but never its only example.
+
+    Where examples form units, whole ones are held out, and the shares are met as nearly as these allow.
+    """
     stream = numpy_stream(seed, "hold out")
+    if rows.unit:
+        out = _whole_units(rows, share, stream)
+        return rows.keep(np.flatnonzero(~out).tolist()), rows.keep(np.flatnonzero(out).tolist())
     places: dict[Label, list[int]] = {}
     for i, label in enumerate(rows.y):
         places.setdefault(label, []).append(i)
@@ -166,6 +209,29 @@ def hold_out(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
         count = min(max(round(share * len(mine)), 1), len(mine) - 1)
         chosen.update(stream.permutation(mine)[:count].tolist())
     return rows.keep(i for i in range(len(rows.y)) if i not in chosen), rows.keep(sorted(chosen))
+
+
+def _whole_units(rows: Rows, share: float, stream: np.random.Generator) -> NDArray[np.bool_]:
+    """Whether each example is held out: in a random order units that fit into the classes' shares, then those
+    that bring these nearer. None takes the last of a class that could be trained on."""
+    units, unit = np.unique(rows.unit, return_inverse=True)
+    classes, label = np.unique([f"{type(y).__name__} {y}" for y in rows.y], return_inverse=True)
+    counts = np.zeros((len(units), len(classes)), np.int64)
+    np.add.at(counts, (unit, label), 1)
+    total = counts.sum(0)
+    lacking, left = share * total, total.copy()
+    held = np.zeros(len(units), bool)
+    order = stream.permutation(len(units))
+    for closely in (True, False):
+        for u in order[~held[order]]:
+            own = counts[u]
+            after = lacking - own
+            wanted = (after >= 0).all() if closely else (after**2 / total).sum() < (lacking**2 / total).sum()
+            if wanted and (left > own)[own > 0].all():
+                held[u] = True
+                lacking, left = after, left - own
+    found: NDArray[np.bool_] = held[unit]
+    return found
 
 
 def stack(rows: Rows, shape: tuple[int, ...] | None) -> Pixels:

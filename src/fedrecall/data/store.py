@@ -30,6 +30,8 @@ class Split:
     """uint8 ``[n, C, H, W]`` of images, float32 ``[n, F]`` of tables."""
     y: Tensor
     """int64 ``[n]``."""
+    origin: Tensor | None = None
+    """int64 ``[n]``, who or where each is from, if that is known: a place in the data set's ``origins``."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -59,6 +61,8 @@ class Dataset:
     """By what the examples themselves, a table's, have been moved and scaled; None: they were not."""
     features: tuple[str, ...] = ()
     """What a table's columns are called, in their order, if that is known."""
+    origins: tuple[str, ...] = ()
+    """What the origins of training examples are called: sites, writers, patients."""
 
     @property
     def standardised(self) -> bool:
@@ -92,7 +96,7 @@ class Dataset:
 
     def to(self, device: torch.device) -> Dataset:
         """The data set with its examples on this device."""
-        train, test = (Split(s.x.to(device), s.y.to(device)) for s in (self.train, self.test))
+        train, test = (replace(s, x=s.x.to(device), y=s.y.to(device)) for s in (self.train, self.test))
         return replace(self, train=train, test=test, mean=self.mean.to(device), std=self.std.to(device))
 
 
@@ -121,23 +125,32 @@ def fixed_statistics(shape: Sequence[int], mapped: bool = True) -> tuple[Tensor,
 
 
 _ARRAYS = ("train.x", "train.y", "test.x", "test.y", "mean", "std")
+_ORIGIN = "train.origin"
 
 
 def _arrays(dataset: Dataset) -> dict[str, Tensor]:
     d = dataset
     held = (d.train.x, d.train.y, d.test.x, d.test.y, d.mean, d.std)
-    return {name: t.contiguous() for name, t in zip(_ARRAYS, held, strict=True)}
+    found = dict(zip(_ARRAYS, held, strict=True))
+    if d.train.origin is not None:
+        found[_ORIGIN] = d.train.origin
+    return {name: t.contiguous() for name, t in found.items()}
 
 
 def _dataset(
-    name: str, class_names: Any, arrays: dict[str, Tensor], standardised: Any = None, features: Any = ()
+    name: str,
+    class_names: Any,
+    arrays: dict[str, Tensor],
+    standardised: Any = None,
+    features: Any = (),
+    origins: Any = (),
 ) -> Dataset:
     """Put together what was read, or a ValueError when it does not fit together."""
     if not isinstance(class_names, list) or not all(isinstance(c, str) for c in class_names):
         raise ValueError("no class names")
-    if set(arrays) != set(_ARRAYS):
+    if set(arrays) - {_ORIGIN} != set(_ARRAYS):
         raise ValueError("arrays missing")
-    train = Split(arrays["train.x"], arrays["train.y"])
+    train = Split(arrays["train.x"], arrays["train.y"], arrays.get(_ORIGIN))
     test = Split(arrays["test.x"], arrays["test.y"])
     for split in (train, test):
         if split.x.dtype not in (torch.uint8, torch.float32) or split.y.dtype != torch.int64:
@@ -151,8 +164,24 @@ def _dataset(
     columns = _columns(standardised, train.x)
     if features and not (len(features) == train.x.shape[1] and all(isinstance(f, str) for f in features)):
         raise ValueError("columns' names that are not the table's")
+    _check_origins(train, origins)
     statistics = arrays["mean"], arrays["std"]
-    return Dataset(name, tuple(class_names), train, test, *statistics, columns, tuple(features))
+    return Dataset(
+        name, tuple(class_names), train, test, *statistics, columns, tuple(features), tuple(origins)
+    )
+
+
+def _check_origins(train: Split, names: Any) -> None:
+    if train.origin is None:
+        if names:
+            raise ValueError("names of origins that no example has")
+        return
+    if not all(isinstance(n, str) for n in names):
+        raise ValueError("names of origins that are not text")
+    if train.origin.dtype != torch.int64 or train.origin.shape != train.y.shape:
+        raise ValueError("origins that are not the examples'")
+    if len(train) and not 0 <= int(train.origin.min()) <= int(train.origin.max()) < len(names):
+        raise ValueError("origins out of range")
 
 
 def _columns(noted: Any, x: Tensor) -> Columns | None:
@@ -181,6 +210,7 @@ def save(path: Path, dataset: Dataset) -> None:
             "class_names": json.dumps(dataset.class_names),
             "standardised": json.dumps(dataset.columns or False),
             "features": json.dumps(dataset.features),
+            "origins": json.dumps(dataset.origins),
         }
         save_file(_arrays(dataset), temporary, metadata)
         with open(temporary, "rb") as file:
@@ -204,7 +234,8 @@ def load(path: Path) -> Dataset | None:
         names, arrays = json.loads(metadata["class_names"]), load_file(path)
         if json.loads(metadata.get("sums", "null")) != _sums(arrays):  # earlier ones had none
             return None
-        return _dataset(metadata["name"], names, arrays, standardised, features)
+        origins = json.loads(metadata.get("origins", "[]"))
+        return _dataset(metadata["name"], names, arrays, standardised, features, origins)
     except (OSError, safetensors.SafetensorError, ValueError, TypeError, KeyError, RuntimeError):
         return None
 
@@ -242,7 +273,7 @@ def export(dataset: Dataset, folder: Path, part_bytes: int = 60 * 2**20) -> list
     (folder / _INDEX).unlink(missing_ok=True)  # else one that is cut short would leave a mixture of two
     arrays = _arrays(dataset)
     written, parts = [], []
-    for name in ("train.x", "train.y", "test.x", "test.y"):
+    for name in (n for n in arrays if n not in ("mean", "std")):
         array = arrays[name].numpy()
         row = max(array[:1].nbytes, 1)
         rows = int(part_bytes * 0.99 - 1024) // row  # what does not compress grows by less than a hundredth
@@ -269,6 +300,7 @@ def export(dataset: Dataset, folder: Path, part_bytes: int = 60 * 2**20) -> list
         "std": dataset.std.tolist(),
         "standardised": dataset.columns or False,
         "features": dataset.features,
+        "origins": dataset.origins,
         "parts": parts,
     }
     files.write_json(folder / _INDEX, index)  # last: a folder without it is not an export
@@ -297,7 +329,7 @@ def load_export(folder: Path) -> Dataset:
         arrays = {name: torch.from_numpy(np.concatenate(parts)) for name, parts in found.items()}
         for name in ("mean", "std"):
             arrays[name] = torch.tensor(index[name], dtype=torch.float32)
-        told = index.get("standardised"), index.get("features", ())
+        told = index.get("standardised"), index.get("features", ()), index.get("origins", ())
         return _dataset(str(index["name"]), index["class_names"], arrays, *told)
     except Exception as error:  # a damaged archive makes zipfile, zlib and numpy raise nearly anything
         raise UserError(f"the exported data set {folder} cannot be read: {error}.") from error

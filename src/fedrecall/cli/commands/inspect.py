@@ -201,7 +201,7 @@ def partition_command(
     dataset = datasets.load(config.dataset, root=data_root)
     federation = federate(config, dataset, ALGORITHMS.make(config.algorithm))
     counts = federation.counts
-    out.print(_chart(counts, dataset.class_names))
+    out.print(_chart(counts, dataset.class_names, federation.origins))
     sizes, owned = counts.sum(1), (counts > 0).sum(1)
     shown = Table(box=None, pad_edge=False)
     for heading in ("", "least", "median", "most"):
@@ -226,8 +226,8 @@ def partition_command(
 SHADES = " ░▒▓█"
 
 
-def _chart(counts: np.ndarray, names: tuple[str, ...]) -> Text:
-    """A row a client and a column a class, darker where a client has more of it."""
+def _chart(counts: np.ndarray, names: tuple[str, ...], origins: list[list[str]] | None) -> Text:
+    """A row a client and a column a class, darker where a client has more of it, and where that is from."""
     most = max(int(counts.max()), 1)
     wide = 2 if len(names) <= 30 else 1
     label = len(str(len(counts) - 1))
@@ -239,7 +239,9 @@ def _chart(counts: np.ndarray, names: tuple[str, ...]) -> Text:
         cells = "".join(SHADES[-(-(len(SHADES) - 1) * int(c) // most)] * wide for c in counts[k])
         text.append(f"{k:>{label}} ")
         text.append(cells)
-        text.append(f" {int(counts[k].sum())}\n", style="dim")
+        own = [] if origins is None else origins[k]
+        told = "".join(f"  {name}" for name in own[:3]) + (f"  and {len(own) - 3} more" if own[3:] else "")
+        text.append(f" {int(counts[k].sum())}{told}\n", style="dim")
     return text
 
 

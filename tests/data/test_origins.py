@@ -1,0 +1,304 @@
+"""Who or where examples are from: read from files, kept, dealt by, and never on both sides of the test."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import fedrecall
+from fedrecall.data.datasets import Dataset, Split, export, load, load_export
+from fedrecall.data.partitions import PARTITIONS
+from fedrecall.data.rows import Rows, hold_out
+from fedrecall.errors import UserError
+
+SITES = ("north", "south", "west")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+
+
+def picture(number):
+    """A flat image whose shade says which it is."""
+    held = io.BytesIO()
+    Image.fromarray(np.full((4, 4), number, np.uint8)).save(held, "PNG")
+    return held.getvalue()
+
+
+def examples(patients=20, each=3):
+    """(number, label, site, patient); a patient is of one site, and has both labels."""
+    return [(p * each + i, (p + i) % 2, SITES[p % 3], f"p{p}") for p in range(patients) for i in range(each)]
+
+
+def as_csv(folder, rows=None, name="all.csv"):
+    folder.mkdir(exist_ok=True)
+    with open(folder / name, "w", newline="") as file:
+        lines = [(n, label, site, -n, patient) for n, label, site, patient in rows or examples()]
+        csv.writer(file).writerows([("n", "label", "site", "m", "patient"), *lines])
+    return folder, (lambda d, split: getattr(d, split).x[:, 0].round().long().tolist()), ",standardise=false"
+
+
+def as_parquet(folder):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    number, label, site, patient = (list(column) for column in zip(*examples(), strict=True))
+    columns = {"image": [picture(n) for n in number], "label": label, "site": site, "patient": patient}
+    pq.write_table(pa.table(columns), folder / "all.parquet")
+    return folder, (lambda d, split: getattr(d, split).x[:, 0, 0, 0].long().tolist()), ""
+
+
+def as_image_list(folder):
+    folder.mkdir()
+    with open(folder / "all.csv", "w", newline="") as file:
+        lines = [(f"{n}.png", label, site, patient) for n, label, site, patient in examples()]
+        csv.writer(file).writerows([("image", "label", "site", "patient"), *lines])
+    for n, *_ in examples():
+        (folder / f"{n}.png").write_bytes(picture(n))
+    return folder, (lambda d, split: getattr(d, split).x[:, 0, 0, 0].long().tolist()), ""
+
+
+@pytest.mark.parametrize("written", [as_csv, as_parquet, as_image_list])
+def test_a_column_tells_where_examples_are_from_and_whom_to_hold_out_whole(tmp_path, written):
+    folder, numbers, how = written(tmp_path / "mine")
+    spec = f"folder:{folder},origin=site,undivided=patient{how}"
+    site, patient = ({n: row[i] for n, *row in examples()} for i in (1, 2))
+    for d in (load(spec), load(spec)):  # as read, and from the cache
+        assert d.origins == SITES
+        train, test = numbers(d, "train"), numbers(d, "test")
+        assert sorted(train + test) == list(range(60))
+        assert [SITES[o] for o in d.train.origin] == [site[n] for n in train]
+        assert not {patient[n] for n in train} & {patient[n] for n in test}
+        assert len(test) == 12
+        if how:
+            assert d.features == ("n", "m")  # a number is not learnt from because it tells the patient
+    export(d, tmp_path / "parts")
+    kept = load_export(tmp_path / "parts")
+    assert kept.origins == SITES
+    assert torch.equal(kept.train.origin, d.train.origin)
+    ignoring = ",ignore=patient" if how else ""
+    by_example = load(f"folder:{folder},origin=site{how}{ignoring}")
+    assert {patient[n] for n in numbers(by_example, "train")} & {
+        patient[n] for n in numbers(by_example, "test")
+    }
+
+
+def folders(top, split="", sites=SITES):
+    for n, label, site, _ in examples():
+        if site in sites:
+            place = top / split / site / "ab"[label]
+            place.mkdir(parents=True, exist_ok=True)
+            (place / f"{n}.png").write_bytes(picture(n))
+    return top
+
+
+def test_folders_above_the_classes_are_origins(tmp_path):
+    site = {n: where for n, _, where, _ in examples()}
+    d = load(f"folder:{folders(tmp_path / 'mine')},origin=site")
+    assert d.class_names == ("a", "b")
+    assert [SITES[o] for o in d.train.origin] == [site[n] for n in d.train.x[:, 0, 0, 0].tolist()]
+    apart = folders(folders(tmp_path / "apart", "train", SITES[:2]), "test", SITES[2:])
+    assert load(f"folder:{apart},origin=site").origins == SITES[:2]
+    assert len(load(f"folder:{apart},origin=site,undivided=site").train) == 42
+    with pytest.raises(UserError, match=r"'north' in the training and in the test split.*undivided"):
+        load(f"folder:{folders(apart, 'test')},undivided=site")
+
+
+def test_origins_that_are_numbers_are_in_their_order(tmp_path):
+    rows = [(n, n % 2, 10 - n % 10, "p") for n in range(40)]
+    d = load(f"folder:{as_csv(tmp_path / 'mine', rows)[0]},origin=site,ignore=patient + m")
+    assert d.features == ("n",)
+    assert d.origins == tuple(str(i) for i in range(1, 11))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("origin=sitte", "has no column 'sitte'; did you mean 'site'"),
+        ("undivided=patients", "has no column 'patients'; did you mean 'patient'"),
+        ("origin=site,undivided=patient", r"all.csv line 4 has no 'site'"),
+        ("ignore=sites", "has no column 'sites'; did you mean 'site'"),
+        ("ignore=site", "patient = 'p0' is not a finite number; ignore="),
+    ],
+)
+def test_columns_that_do_not_tell_are_named(tmp_path, spec, said):
+    rows = examples()
+    rows[2] = (2, 0, " ", "p0")
+    with pytest.raises(UserError, match=said):
+        load(f"folder:{as_csv(tmp_path / 'mine', rows)[0]},{spec}")
+
+
+def test_folders_tell_one_thing_and_lie_as_deep_as_that_needs(tmp_path):
+    with pytest.raises(UserError, match="one alone is above that of the class"):
+        load(f"folder:{folders(tmp_path / 'mine')},origin=site,undivided=patient")
+    with pytest.raises(UserError, match="named after its class, right below"):
+        load(f"folder:{tmp_path / 'mine'}")
+    with pytest.raises(UserError, match="named after its class, in one named after its site, right below"):
+        load(f"folder:{tmp_path / 'mine/north'},origin=site")
+
+
+@given(
+    sizes=st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any), min_size=1, max_size=40),
+    share=st.floats(0.05, 0.6),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=100, deadline=None)
+def test_whole_units_are_held_out_and_every_class_stays_to_be_trained_on(sizes, share, seed):
+    rows = Rows()
+    for unit, counts in enumerate(sizes):
+        for label, count in enumerate(counts):
+            for _ in range(count):
+                rows.x.append(np.array([float(len(rows.x))]))
+                rows.y.append(label)
+                rows.where.append("")
+                rows.unit.append(f"u{unit}")
+    train, test = hold_out(rows, share, seed)
+    assert sorted(float(x[0]) for x in [*train.x, *test.x]) == list(range(len(rows.x)))
+    assert not set(train.unit) & set(test.unit)
+    assert set(train.y) == set(rows.y)
+    # Never further from the shares (by chi-squared) than if nothing were held out.
+    total = np.bincount(rows.y)
+    held = np.bincount(np.array(test.y, int), minlength=len(total))
+    seen = total > 0
+    far = [((share * total - h)[seen] ** 2 / total[seen]).sum() for h in (held, 0 * held)]
+    assert far[0] <= far[1]
+    again = hold_out(rows, share, seed)[1]
+    assert again.unit == test.unit
+
+
+def test_the_share_is_met_where_units_are_many():
+    rng = np.random.default_rng(0)
+    rows = Rows()
+    for unit in range(500):
+        for label in rng.integers(0, 4, rng.integers(1, 9)).tolist():
+            rows.x.append(np.zeros(1))
+            rows.y.append(label)
+            rows.where.append("")
+            rows.unit.append(str(unit))
+    test = hold_out(rows, 0.2, 0)[1]
+    np.testing.assert_allclose(np.bincount(test.y) / np.bincount(rows.y), 0.2, atol=0.01)
+    assert hold_out(rows, 0.2, 1)[1].unit != test.unit
+
+
+def test_one_patient_alone_cannot_be_held_out(tmp_path):
+    rows = [(n, n % 2, "north", "p0") for n in range(30)]
+    with pytest.raises(UserError, match="too few of what stays together to hold some out"):
+        load(f"folder:{as_csv(tmp_path / 'mine', rows)[0]},undivided=patient,ignore=site")
+
+
+# The partition.
+
+
+def test_natural_gives_every_client_an_origin_in_their_order():
+    origins = np.array([2, 0, 1, 1, 2, 2, 0, 1])
+    parts = PARTITIONS.make("natural").split(np.arange(8) % 2, 3, seed=5, origins=origins)
+    assert [part.tolist() for part in parts] == [[1, 6], [2, 3, 7], [0, 4, 5]]
+
+
+@given(st.integers(1, 12), st.integers(0, 40), st.integers(0, 9))
+@settings(max_examples=50, deadline=None)
+def test_natural_deals_whole_origins_evenly(clients, more, seed):
+    origins = np.random.default_rng(seed).permutation(np.repeat(np.arange(clients + more), 3))
+    labels = np.arange(len(origins)) % 2
+    parts = PARTITIONS.make("natural").split(labels, clients, seed, origins=origins)
+    held = [np.unique(origins[part]) for part in parts]
+    assert sorted(np.concatenate(held)) == list(range(clients + more))
+    assert max(map(len, held)) - min(map(len, held)) <= 1
+    assert sum(map(len, parts)) == len(labels)
+
+
+def test_natural_says_what_it_needs():
+    natural, labels = PARTITIONS.make("natural"), np.arange(8) % 2
+    with pytest.raises(UserError, match="origin=COLUMN"):
+        natural.split(labels, 2, 0)
+    with pytest.raises(UserError, match="set clients=2"):
+        natural.split(labels, 3, 0, origins=np.arange(8) % 2)
+    with pytest.raises(UserError, match="global_seed deals shards and lda, not natural"):
+        natural.split(labels, 2, 0, global_seed=1, origins=np.arange(8) % 2)
+
+
+def test_other_partitions_go_by_labels_alone():
+    labels, origins = np.arange(60) % 3, np.arange(60) % 4
+    for name in ("iid", "lda:1,min_size=1", "shards:1"):
+        pairs = zip(
+            PARTITIONS.make(name).split(labels, 3, 0),
+            PARTITIONS.make(name).split(labels, 3, 0, origins=origins),
+            strict=True,
+        )
+        assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+# A run.
+
+
+def test_sites_are_clients(tmp_path):
+    folder = as_csv(tmp_path / "mine", examples(60))[0]
+    settings = {"partition": "natural", "clients": 3, "sample": 3, "rounds": 2, "batch_size": 10}
+    spec = f"folder:{folder},origin=site,undivided=patient"
+    made = {**settings, "model": "mlp:6", "augmentation": "none", "backend": "serial", "measures": ()}
+    run = fedrecall.run(algorithm="fedavg", dataset=spec, **made, out=tmp_path / "run")
+    dataset, federation = run.federation.dataset, run.federation
+    assert federation.origins == [[site] for site in SITES]
+    for client in range(3):
+        assert set(dataset.train.origin[federation.parts[client]].tolist()) == {client}
+    noted = json.loads((tmp_path / "run/partition.json").read_text())["meta"]
+    assert noted["origins"] == [[site] for site in SITES]
+    # The server's own examples are taken from sites, too.
+    apart = fedrecall.run(algorithm="fedssd", dataset=spec, **made).federation
+    assert len(apart.auxiliary_part)
+    for client in range(3):
+        assert set(dataset.train.origin[apart.parts[client]].tolist()) == {client}
+    # The sites of a partition by labels are in several clients, and are not told.
+    assert (
+        fedrecall.run(algorithm="fedavg", dataset=spec, **{**made, "partition": "iid"}).federation.origins
+        is None
+    )
+
+
+def dataset(origin, names):
+    x, y = torch.randn(40, 4), torch.arange(40) % 2
+    return Dataset(
+        "m", ("a", "b"), Split(x, y, origin), Split(x, y), torch.zeros(4), torch.ones(4), origins=names
+    )
+
+
+def test_origins_of_ones_own_code():
+    settings = {"partition": "natural", "clients": 2, "sample": 2, "rounds": 1, "batch_size": 8}
+    settings |= {"model": "mlp:6", "augmentation": "none", "backend": "serial"}
+    run = fedrecall.run(dataset=dataset(torch.arange(40) // 30, ("x", "y")), **settings)
+    assert [len(part) for part in run.federation.parts] == [30, 10]
+    for origin, names in [
+        (torch.arange(39) % 2, ("x", "y")),
+        (torch.arange(40) % 2, ("x",)),
+        (torch.arange(40) % 2 * 1.0, ("x", "y")),
+    ]:
+        with pytest.raises(UserError, match="training split's origins are"):
+            fedrecall.run(dataset=dataset(origin, names), **settings)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda d, names: (d["train.origin"].add_(7), names),
+        lambda d, names: (d.update({"train.origin": d["train.origin"][:-1]}), names),
+        lambda d, names: (d.pop("train.origin"), names),
+        lambda d, names: (None, [*names[:-1], 3]),
+    ],
+)
+def test_a_cache_with_other_origins_is_none(tmp_path, damage):
+    from fedrecall.data import store
+
+    arrays = store._arrays(dataset(torch.arange(40) % 2, ("x", "y")))
+    given = [("m", ["a", "b"]), {n: t.clone() for n, t in arrays.items()}, ["x", "y"]]
+    assert store._dataset(*given[0], given[1], False, (), given[2]).origins == ("x", "y")
+    _, names = damage(given[1], given[2])
+    with pytest.raises(ValueError, match="origin"):
+        store._dataset(*given[0], given[1], False, (), names)
