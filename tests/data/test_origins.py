@@ -194,6 +194,35 @@ def test_one_patient_alone_cannot_be_held_out(tmp_path):
         load(f"folder:{as_csv(tmp_path / 'mine', rows)[0]},undivided=patient,ignore=site")
 
 
+def test_femnist_is_read_with_its_writers(tmp_path):
+    import datasets
+
+    writers = [f"f{i % 7:04d}_14" for i in range(140)]
+    columns = {
+        "image": [{"bytes": picture(i), "path": None} for i in range(140)],
+        "writer_id": writers,
+        "hsf_id": [0] * 140,
+        "character": [i % 4 for i in range(140)],
+    }
+    features = {
+        "image": datasets.Image(),
+        "writer_id": datasets.Value("string"),
+        "hsf_id": datasets.Value("int64"),
+        "character": datasets.ClassLabel(names=["0", "1", "A", "a"]),
+    }
+    place = tmp_path / "data/flwrlabs/femnist/data"
+    place.mkdir(parents=True)
+    table = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    table.to_parquet(str(place / "train-00000-of-00001.parquet"))
+    for d in (load("femnist", tmp_path / "data"), load("femnist", tmp_path / "data")):
+        assert (d.shape, d.class_names) == ((1, 4, 4), ("0", "1", "A", "a"))
+        assert torch.bincount(d.test.y).tolist() == [4] * 4  # a tenth of 35, or the nearest to it
+        numbers = d.train.x[:, 0, 0, 0].tolist()
+        assert [d.origins[o] for o in d.train.origin] == [writers[n] for n in numbers]
+        assert d.train.y.tolist() == [n % 4 for n in numbers]
+        assert len(PARTITIONS.make("natural").split(d.train.y, 7, 0, origins=d.train.origin.numpy())) == 7
+
+
 # The partition.
 
 

@@ -34,6 +34,7 @@ DATASETS = Registry(
         "digits": "fedrecall.data.datasets:Digits",
         "mnist": "fedrecall.data.datasets:MNIST",
         "fashion_mnist": "fedrecall.data.datasets:FashionMNIST",
+        "femnist": "fedrecall.data.datasets:FEMNIST",
         "cifar10": "fedrecall.data.datasets:CIFAR10",
         "cifar100": "fedrecall.data.datasets:CIFAR100",
         "cinic10": "fedrecall.data.datasets:CINIC10",
@@ -236,7 +237,11 @@ class HubImages(Recipe):
     image: ClassVar[str] = "image"
     label: ClassVar[str] = "label"
     test: ClassVar[tuple[str, ...]] = ("test",)
-    """Names of the test split, best first."""
+    """Names of the test split, best first; none: there is none, and some examples are held out."""
+    held_out: ClassVar[float] = 0.0
+    """Share of every class that is, then."""
+    origin: ClassVar[str] = ""
+    """A column that tells who or where an example is from."""
     channels: ClassVar[int] = 3
     size: ClassVar[int] = 0
     """Side to resize to; 0: as they are."""
@@ -279,7 +284,7 @@ class HubImages(Recipe):
             hub.check_parquet([p for p in folders.walk(folder) if p.suffix == ".parquet"], self.label)
             with tempfile.TemporaryDirectory() as scratch:
                 found = hub.hugging_face(lambda datasets: self._rows(datasets, folder, scratch), str(folder))
-            return join(name, found, str(folder), held_out=0, seed=0)
+            return join(name, found, str(folder), self.held_out, seed=0)
         try:
             found = hub.hugging_face(lambda hf: self._rows(hf, None, None), "the hub")
         except UserError as error:
@@ -289,7 +294,7 @@ class HubImages(Recipe):
                 f"and {tried}; put the parquet files of {self.repository} into {there} and set "
                 "FEDRECALL_DATA=ROOT."
             ) from error
-        return join(name, found, self.repository, held_out=0, seed=0)
+        return join(name, found, self.repository, self.held_out, seed=0)
 
     def _rows(self, datasets: Any, folder: Path | None, scratch: str | None) -> Source:
         if folder is None:
@@ -297,12 +302,13 @@ class HubImages(Recipe):
         source = str(folder or self.repository)
         tables = datasets.load_dataset(source, cache_dir=scratch, verification_mode="no_checks")
         test = next((split for split in self.test if split in tables), None)
-        if "train" not in tables or test is None:
-            raise UserError(
-                f"{source} has the splits {', '.join(tables)}, but needs train and {self.test[0]}."
-            )
+        if "train" not in tables or (self.test and test is None):
+            needed = " and ".join(("train", *self.test[:1]))
+            raise UserError(f"{source} has the splits {', '.join(tables)}, but needs {needed}.")
         splits = {}
         for part, split in (("train", "train"), ("test", test)):
+            if split is None:
+                continue
             splits[part] = hub.table_rows(
                 tables[split],
                 f"{source} ({split})",
@@ -311,6 +317,7 @@ class HubImages(Recipe):
                 self.size,
                 channels=self.channels,
                 key=self.key,
+                told=Told(self.origin),
             )
         if self.key:
             splits["train"] = _only_once(splits["train"], splits["test"])
@@ -342,6 +349,21 @@ class FashionMNIST(HubImages):
 
     repository: ClassVar[str] = "zalando-datasets/fashion_mnist"
     sizes: ClassVar[Sizes | None] = (60_000, 10_000)
+    channels: ClassVar[int] = 1
+
+
+@dataclass(frozen=True)
+class FEMNIST(HubImages):
+    """Handwritten characters in 62 classes, 1x28x28, 814,277 by some 3,600 writers (LEAF): partition natural.
+
+    A tenth of every class is held out to test on; there is no split of its own.
+    """
+
+    repository: ClassVar[str] = "flwrlabs/femnist"
+    label: ClassVar[str] = "character"
+    test: ClassVar[tuple[str, ...]] = ()
+    held_out: ClassVar[float] = 0.1
+    origin: ClassVar[str] = "writer_id"
     channels: ClassVar[int] = 1
 
 
