@@ -97,6 +97,19 @@ def test_divided_nodes_hold_what_clients_of_one_machine_hold():
     assert np.array_equal(tested, everything)
 
 
+def test_divided_nodes_may_hold_a_site_each(tmp_path):
+    rows = "".join(f"{k},{'ab'[k % 2]},{('north', 'south')[k // 30]},p{k // 3}\n" for k in range(60))
+    (tmp_path / "all.csv").write_text(f"height,label,site,patient\n{rows}")
+    data = f"folder:{tmp_path},origin=site,undivided=patient,standardise=false"
+    config = configs.make({"clients": 2, "sample": 2, "partition": "natural"})
+    agreed = Data(["0", "a", "b"], [0.0], [1.0])  # another node has a class more
+    for k in range(2):
+        silo = Silo(Node(client=k, data=data, divide=True, device="cpu"), config, agreed)
+        assert {int(x) // 30 for x in silo.train.x} == {k}
+        assert {int(x) // 3 for x in silo.train.x}.isdisjoint(int(x) // 3 for x in silo.test.x)
+        assert silo.train.y.tolist() == [1 + int(x) % 2 for x in silo.train.x]
+
+
 @pytest.mark.parametrize("divide", [False, True])
 def test_augmentation_of_a_nodes_table_is_refused(divide, tmp_path):
     for split in ("train", "test"):

@@ -155,7 +155,7 @@ def _agreed(dataset: Dataset, data: Data, client: int) -> Dataset:
     if not len(data.mean) == len(data.std) == len(dataset.mean):
         raise UserError(f"its examples have {len(dataset.mean)} channels, the federation's {len(data.mean)}.")
     numbers = torch.tensor([names.index(name) for name in dataset.class_names])
-    train, test = (Split(s.x, numbers[s.y]) for s in (dataset.train, dataset.test))
+    train, test = (replace(s, y=numbers[s.y]) for s in (dataset.train, dataset.test))
     return replace(dataset, class_names=names, train=train, test=test).restandardised(data.mean, data.std)
 
 
