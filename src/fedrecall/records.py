@@ -338,11 +338,12 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
                     several(name, inner)
                 elif key not in ("clients", "chains", "round") or (name, key) == ("seconds", "clients"):
                     add(f"{name}/{key}" if name else str(key), inner, averaged)
+        elif isinstance(value, list) and averaged and any(v is not None for v in value):
+            known = [v for v in value if v is not None]  # of a client of whom nothing is
+            if all(type(v) in (int, float) for v in known):
+                found[name] = sum(known) / len(known)
         elif isinstance(value, list) and value and all(type(v) in (int, float) for v in value):
-            if averaged:
-                found[name] = sum(value) / len(value)
-            else:
-                found.update({f"{name}/{i}": float(v) for i, v in enumerate(value)})
+            found.update({f"{name}/{i}": float(v) for i, v in enumerate(value)})
 
     def several(name: str, parts: Any) -> None:
         each = [scalars({name: part}) for part in parts] if isinstance(parts, list) else []

@@ -49,6 +49,21 @@ def test_in_and_out_local_by_hand():
     assert A.out_local(p, a) == pytest.approx(0.25 * 0.8 + 0.25 * 0.6 + 0.5 * 0.1)
 
 
+def test_of_classes_without_test_examples_nothing_is_known():
+    p, a = np.array([0.5, 0.25, 0.25]), np.array([0.0, 0.6, 0.2])
+    tested = np.array([False, True, True])
+    assert A.in_local(p, a, tested) == pytest.approx(0.4)  # not .2, as if all of class 0 were wrong
+    assert A.out_local(p, a, tested) == pytest.approx(0.4)
+    skewed = np.array([0.5, 0.1, 0.4])
+    assert A.in_local(skewed, a, tested) == pytest.approx((0.06 + 0.08) / 0.5)
+    assert A.out_local(skewed, a, tested) == pytest.approx((0.45 * 0.6 + 0.3 * 0.2) / 0.75)
+    alone = np.array([1.0, 0.0, 0.0])
+    assert A.in_local(alone, a, tested) is None
+    assert A.out_local(alone, a, tested) == pytest.approx(0.4)
+    everything = np.ones(3, bool)
+    assert A.in_local(skewed, a, everything) == A.in_local(skewed, a)
+
+
 def test_uniform_clients_have_no_outside():
     p, a = np.full(4, 0.25), np.array([0.1, 0.4, 0.9, 0.2])
     assert A.in_local(p, a) == pytest.approx(A.out_local(p, a)) == pytest.approx(a.mean())

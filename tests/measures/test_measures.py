@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from fedrecall import specs
+from fedrecall.data.datasets import Split
 from fedrecall.measures import MEASURES
 from fedrecall.measures.alignment import SILENT, alignment, preferences, preferred
 from fedrecall.measures.divergence import distribution_distance, weight_divergence
 from fedrecall.measures.diversity import full_gradient, gradient_diversity
 from fedrecall.measures.moment import Measure
+from fedrecall.records import scalars
+from fedrecall.reports.figures.quantities import mean
 
 CLEAR = {"landscape": {"examples": 6, "draws": 1, "sizes": (0.0, 0.1)}}
 
@@ -41,6 +44,25 @@ def test_locals(moment):
     assert found["in_local"]["after"] == pytest.approx([0.75, 1])
     assert found["out_local"]["after"] == pytest.approx([1 / 8 + 1 / 2, 0.5])
     assert found["class_accuracy"] == [[0, 0, 1], [1, 1, 1]]
+
+
+def test_of_a_client_without_a_tested_class_nothing_is_said(moment):
+    federation = moment.federation
+    kept = federation.dataset.test.y == 2
+    test = Split(federation.dataset.test.x[kept], federation.dataset.test.y[kept])
+    part = replace(federation, dataset=replace(federation.dataset, test=test))
+    confusion = moment.evaluation.confusion.copy()
+    confusion[:2] = 0
+    seen = replace(moment, federation=part, evaluation=moment.evaluation._replace(confusion=confusion))
+    found = MEASURES.make("locals")(seen)
+    assert found["in_local"]["local"][0] is None  # client 0 holds classes 0 and 1
+    assert found["out_local"]["local"][0] == pytest.approx(1)  # it gets class 2 right, which it lacks
+    assert MEASURES.make("personal")(seen)["personalised"][0] is None
+    record = {"round": 1, "measures": {"locals": found}}
+    told = [v for v in found["in_local"]["local"] if v is not None]
+    assert told
+    assert scalars(record)["measures/locals/in_local/local"] == pytest.approx(sum(told) / len(told))
+    assert mean(found["in_local"]["local"]) == pytest.approx(sum(told) / len(told))
 
 
 def test_personal(moment):

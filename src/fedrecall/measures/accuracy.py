@@ -90,14 +90,29 @@ def normalised(class_accuracies: np.ndarray) -> np.ndarray:
     return np.where(total > 0, class_accuracies / np.where(total > 0, total, 1), uniform)
 
 
-def in_local(distribution: np.ndarray, class_accuracies: np.ndarray) -> float:
-    """Sum_c p_c A_c: accuracy on the client's own mixture of classes."""
-    return float(distribution @ class_accuracies)
+def in_local(
+    distribution: np.ndarray, class_accuracies: np.ndarray, tested: np.ndarray | None = None
+) -> float | None:
+    """Sum_c p_c A_c: accuracy on the client's own mixture of classes.
+
+    ``tested``: which classes there are test examples of, [C]; of the others nothing is known, and the mixture
+    is of those that are. None for a client that has no such class.
+    """
+    return _on_mixture(distribution, class_accuracies, tested)
 
 
-def out_local(distribution: np.ndarray, class_accuracies: np.ndarray) -> float:
-    """Sum_c (1 - p_c) / (C - 1) A_c: accuracy on what the client does not have (eq. 7)."""
-    return float(out_local_distribution(distribution) @ class_accuracies)
+def out_local(
+    distribution: np.ndarray, class_accuracies: np.ndarray, tested: np.ndarray | None = None
+) -> float | None:
+    """Sum_c (1 - p_c) / (C - 1) A_c: accuracy on what the client does not have (eq. 7); see `in_local`."""
+    return _on_mixture(out_local_distribution(distribution), class_accuracies, tested)
+
+
+def _on_mixture(shares: np.ndarray, accuracies: np.ndarray, tested: np.ndarray | None) -> float | None:
+    if tested is None or tested.all():
+        return float(shares @ accuracies)
+    known = shares[tested].sum()
+    return float(shares[tested] @ accuracies[tested] / known) if known else None
 
 
 def credibility(confusion: np.ndarray) -> np.ndarray:

@@ -29,5 +29,6 @@ class Personal(Measure):
             found["train_before"].append(accuracy(before.confusion))
             found["train"].append(accuracy(own.confusion))
             share = moment.distribution(v.client)
-            found["personalised"].append(in_local(share, class_accuracy(tested.confusion)))
+            seen = tested.confusion
+            found["personalised"].append(in_local(share, class_accuracy(seen), seen.sum(1) > 0))
         return found

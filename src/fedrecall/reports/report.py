@@ -850,8 +850,9 @@ def _bytes(values: Sequence[float]) -> str:
     return f"{np.mean(values):,.0f}"
 
 
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if len(values) else math.nan
+def _mean(values: Sequence[float | None]) -> float:
+    known = [v for v in values if v is not None]
+    return float(np.mean(known)) if known else math.nan
 
 
 def _class_names(group: Group, count: int) -> list[str]:

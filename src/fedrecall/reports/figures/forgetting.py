@@ -22,7 +22,7 @@ from fedrecall.reports.figures.figure import (
     page,
     short,
 )
-from fedrecall.reports.figures.quantities import over_seeds
+from fedrecall.reports.figures.quantities import mean, over_seeds
 from fedrecall.reports.runs import Group, Run, arrange
 from fedrecall.reports.statistics import correlation, summary
 from fedrecall.specs import NON_NEGATIVE, spec_text
@@ -154,15 +154,15 @@ class InAndOutAccuracy(Figure):
             measured = group.runs[0].measured("locals")
             rounds = [n for n, _ in measured]
             for i, side in enumerate(("in_local", "out_local")):
-                local = [m[side]["local"] for _, m in measured]
+                local = [[v for v in m[side]["local"] if v is not None] for _, m in measured]
                 entry = {
                     "group": group.label,
                     "side": side,
                     "rounds": rounds,
-                    "sent": [np.mean(m[side]["before"]) for _, m in measured],
-                    "local": [np.mean(v) for v in local],
+                    "sent": [mean(m[side]["before"]) for _, m in measured],
+                    "local": [mean(v) for v in local],
                     "local_std": [np.std(v, ddof=1) if len(v) > 1 else 0.0 for v in local],
-                    "aggregated": [np.mean(m[side]["after"]) for _, m in measured],
+                    "aggregated": [mean(m[side]["after"]) for _, m in measured],
                 }
                 ax = axes[i, j]
                 ax.plot(rounds, entry["sent"], color=COLOURS[5], linestyle=":", label="global, sent")

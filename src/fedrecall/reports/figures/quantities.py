@@ -1,5 +1,6 @@
 """Numbers a round that a curve can show."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +11,13 @@ from fedrecall.reports.runs import Group, Run
 
 Series = tuple[np.ndarray, np.ndarray]
 """Rounds, and a value for each."""
+
+
+def mean(found: Any) -> float:
+    """Of a number or of those of a list that are known; not a number if none is."""
+    values = np.atleast_1d(np.array(found, float))
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if len(values) else math.nan
 
 
 class Quantity(NamedTuple):
@@ -26,7 +34,7 @@ def _record(key: str) -> Callable[[Run], Series]:
 def _measure(name: str, pick: Callable[[dict[str, Any]], Any]) -> Callable[[Run], Series]:
     def of(run: Run) -> Series:
         found = run.measured(name)
-        return np.array([n for n, _ in found]), np.array([np.mean(pick(m)) for _, m in found])
+        return np.array([n for n, _ in found]), np.array([mean(pick(m)) for _, m in found])
 
     return of
 
