@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import fedrecall
 from fedrecall import config as configs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.cli import main
+from fedrecall.cli.commands.predict import _images
 from fedrecall.data import folders
 from fedrecall.data.datasets import export, load
 from fedrecall.errors import UserError
@@ -205,7 +207,14 @@ def test_predict_resizes_images_as_the_data_set_itself_does(tmp_path, capsys, mo
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dataset": {"name": "cifar10"}}))
     code, _, err = predict(capsys, monkeypatch, tmp_path / "run", tmp_path / "lesion.png")
     assert code == 2
-    assert "is 120x90 pixels, but the model was trained on 64x64" in err
+    assert "is 120x90 pixels, but the model was trained on 64x64; --resize makes it so" in " ".join(
+        err.split()
+    )
+    again = predict(capsys, monkeypatch, tmp_path / "run", tmp_path / "lesion.png", "--resize")
+    assert again[:2] == (0, out)  # as it was, when the data set was said to be so
+    wide = replace(fedrecall.trained(tmp_path / "run").inputs, shape=(3, 32, 64))
+    with pytest.raises(UserError, match="made square alone"):
+        _images([tmp_path / "lesion.png"], wide, resized=True)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,14 @@ def predict_command(
         Path | None,
         typer.Option("--csv", help="Write every class's probability here.", show_default=False),
     ] = None,
+    resize: Annotated[
+        bool,
+        typer.Option(
+            "--resize",
+            help="Resize images to the model's size. Those of a data set that was resized always are; of a "
+            "federation's nodes the run folder does not tell.",
+        ),
+    ] = False,
 ) -> None:
     """Say which class a trained model takes images, or rows of a table, for.
 
@@ -51,13 +59,13 @@ def predict_command(
     if csv_ is not None:
         files.check_writable(csv_)
     trained = opened.trained(round_)
-    resized = bool(getattr(DATASETS.make(opened.config["dataset"]), "size", 0))  # set, or the data set's own
+    was = getattr(DATASETS.make(opened.config["dataset"]), "size", 0)  # set, or the data set's own
     names, found = [], []
     chunks = [examples[i : i + CHUNK] for i in range(0, len(examples), CHUNK)]
     for chunk in track(chunks, "predicting", console=err, transient=True, disable=len(chunks) < 2):
         if trained.inputs.image:
             names += [str(path) for path in chunk]
-            found.append(trained.probabilities(_images(chunk, trained.inputs, resized)))
+            found.append(trained.probabilities(_images(chunk, trained.inputs, resize or bool(was))))
         else:
             for path in chunk:
                 where, rows = _rows(path, trained)
@@ -73,12 +81,19 @@ def predict_command(
 
 def _images(paths: Sequence[Path], inputs: Inputs, resized: bool) -> Tensor:
     channels, height, width = inputs.shape
+    if resized and height != width:
+        raise UserError(
+            f"the model was trained on {width}x{height} pixels, and images are made square alone."
+        )
     pixels = np.empty((len(paths), *inputs.shape), np.uint8)
     for place, path in enumerate(paths):
         image = decode(_content(path), str(path), height if resized else 0, channels)
         if image.shape[:2] != (height, width):
             there = f"{image.shape[1]}x{image.shape[0]}"
-            raise UserError(f"{path} is {there} pixels, but the model was trained on {width}x{height}.")
+            remedy = "; --resize makes it so" if height == width else ""
+            raise UserError(
+                f"{path} is {there} pixels, but the model was trained on {width}x{height}{remedy}."
+            )
         pixels[place] = image if image.ndim == 2 else image.transpose(2, 0, 1)
     return torch.from_numpy(pixels)
 
