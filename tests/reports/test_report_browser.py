@@ -1,5 +1,6 @@
 """The page in a real browser: nothing complains, charts are there, switches and keys work."""
 
+import csv
 import time
 
 import pytest
@@ -199,6 +200,31 @@ def test_a_table_is_saved_as_csv(browser, tmp_path):
     assert lines[1].startswith('"cat, or dog",')
     assert lines[2].startswith('"\'=""x"""')  # a spreadsheet would run it
     assert len(lines) == 4
+
+
+def test_a_mean_and_its_deviation_are_two_columns_of_the_csv(browser, tmp_path):
+    browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    cells = (
+        "[...document.querySelectorAll('#results-table tr')].map(r => [...r.cells].map(c => c.textContent))"
+    )
+    header, *shown = browser.run(cells)
+    browser.run("document.querySelector('#results-table td:last-of-type').textContent = '-1,234.5'")
+    browser.run("document.querySelector('#results-table .csv').click()")
+    end = time.monotonic() + 20
+    while not (found := list(tmp_path.glob("*.csv"))) and time.monotonic() < end:
+        time.sleep(0.05)
+    with open(found[0], newline="") as file:
+        heads, *rows = csv.reader(file)
+    assert "forgetting, std" in heads
+    assert any("±" in cell for row in shown for cell in row)
+    assert not any("±" in cell for row in rows for cell in row)
+    assert rows[0][-2 if heads[-1].endswith(", std") else -1] == "-1234.5"  # no text, no thousands apart
+    for row, cells in zip(rows, shown, strict=True):
+        told = dict(zip(heads, row, strict=True))
+        for head, cell in zip(header[:-1], cells, strict=False):
+            mean, _, std = cell.partition(" ± ")
+            assert told[head] == mean
+            assert told.get(f"{head}, std", "") == std
 
 
 def test_without_a_script_all_is_there(browser, page):

@@ -176,13 +176,24 @@
   // The read-out stands on the screen, the chart on the page.
   addEventListener("scroll", () => { if (active && Math.abs(scrollY - drawnAt) > 2) clear(active); }, { passive: true });
 
-  // Comma-separated values of a table. A text that a spreadsheet would take for a formula is quoted.
-  const numeric = /^[+-]?[\d.,]+(e[+-]?\d+)?( ± [\d.,]+)?( ?%)?$/;
-  const csv = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => {
-    let text = cell.textContent.trim();
+  // Comma-separated values of a table: a mean and its deviation in a column each, numbers without what parts
+  // thousands. A text that a spreadsheet would take for a formula is quoted.
+  const numeric = /^[+-]?[\d.,]+(e[+-]?\d+)?( ?%)?$/;
+  const value = (text) => {
+    if (/^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$/.test(text)) text = text.replaceAll(",", "");
     if (/^[=+\-@\t\r]/.test(text) && !numeric.test(text)) text = "'" + text;
     return /[",\n\r]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
-  }).join(",")).join("\r\n") + "\r\n";
+  };
+  const csv = (table) => {
+    const rows = [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent.trim()));
+    const parts = (text) => /^([+-]?[\d.,]+(?:e[+-]?\d+)?) ± ([\d.,]+(?:e[+-]?\d+)?)$/.exec(text);
+    const spread = new Set(rows.flatMap((row) => row.flatMap((text, i) => parts(text) ? [i] : [])));
+    return rows.map((row, n) => row.flatMap((text, i) => {
+      if (!spread.has(i)) return [text];
+      const found = parts(text);
+      return found ? found.slice(1) : n ? [text, ""] : [text, text + ", std"];
+    }).map(value).join(",")).join("\r\n") + "\r\n";
+  };
 
   for (const button of $(".csv")) {
     button.hidden = false;
