@@ -128,15 +128,18 @@ class Config:
     @property
     def sampled(self) -> int:
         """M, how many clients take part in a round."""
-        if isinstance(self.sample, float):
-            return max(1, round(self.sample * self.clients))
-        return self.sample
+        return sampled(self.sample, self.clients)
 
     @property
     def dealing_seed(self) -> int:
         """The seed of who holds which example."""
         chosen = (self.global_seed, self.partition_seed, self.seed)
         return next(s for s in chosen if s is not None)
+
+
+def sampled(sample: float, clients: int) -> int:
+    """How many clients a setting of ``sample``, a number or a share of them, stands for."""
+    return max(1, round(sample * clients)) if isinstance(sample, float) else sample
 
 
 def _count_or_share(sample: float, clients: int) -> int | float:

@@ -80,6 +80,16 @@ def test_the_loaded_model_is_the_one_that_was_evaluated(folder):
         run.weights(1)
 
 
+def test_a_share_of_clients_is_as_many_of_them(tmp_path):
+    for seed, sample in enumerate((0.5, 3, 2)):
+        written = write(tmp_path / str(seed), seed=seed) / "config.json"
+        held = json.loads(written.read_text()) | {"clients": 6, "sample": sample}
+        written.write_text(json.dumps(held))
+    groups = arrange(open_runs([tmp_path]))
+    assert sorted(len(group.runs) for group in groups) == [1, 2]
+    assert [group.runs[0].complete["sample"] for group in groups if len(group.runs) == 2] == [3]
+
+
 def test_seeds_are_grouped_and_groups_named_by_what_differs(folder):
     groups = arrange(open_runs([folder]))
     assert [g.label for g in groups] == ["fedavg", "fedntd beta=0.5", "fedntd beta=2"]

@@ -113,12 +113,14 @@ class Run:
     def complete(self) -> dict[str, Any]:
         """The config with what it was saved without: settings added later, and which data the nodes have.
 
-        A user's own class is not loaded for it. Numbers that are equal are written alike.
+        A user's own class is not loaded for it. Numbers that are equal are written alike, and a share of
+        clients as their number.
         """
         given, usual = self.config, configs.as_dict(Config())
         found = {k: v for k, v in usual.items() if k not in configs.NEEDED}
         found |= {"normalisation": "data", "augmentation": str(default_for(given["dataset"]["name"]))}
         found |= given
+        found["sample"] = configs.sampled(found["sample"], found["clients"])
         found["training"] = {**usual["training"], **given["training"]}
         for kind, registry in configs.REGISTRIES.items():
             if given[kind]["name"] in registry:
