@@ -56,8 +56,8 @@ def _names(path: Path, label: str) -> list[str] | None:
     try:
         held = json.loads((pyarrow.parquet.read_schema(path).metadata or {})[b"huggingface"])
         names = held["info"]["features"][label]["names"]
-    except (KeyError, TypeError, ValueError, pyarrow.ArrowException):
-        return None
+    except (KeyError, TypeError, ValueError, OSError, pyarrow.ArrowException):
+        return None  # what is wrong with the file, its reader says
     return [str(name) for name in names]
 
 
