@@ -14,6 +14,7 @@ __all__ = [
     "FedAvg",
     "UserError",
     "Weights",
+    "from_arrays",
     "run",
     "trained",
 ]
@@ -27,6 +28,7 @@ _HOMES = {
     "FedAvg": "fedrecall.algorithms.fedavg",
     "UserError": "fedrecall.errors",
     "Weights": "fedrecall.models.model",
+    "from_arrays": "fedrecall.data.arrays",
     "run": "fedrecall.experiment",
     "trained": "fedrecall.reports.runs",
 }

@@ -1,0 +1,105 @@
+"""A data set from arrays: the same as from files of the same content, whatever their layout and library."""
+
+import numpy as np
+import pytest
+import torch
+
+import fedrecall
+from fedrecall import from_arrays
+from fedrecall.data.datasets import load
+from fedrecall.data.store import statistics
+from fedrecall.errors import UserError
+
+RNG = np.random.default_rng(0)
+GREY = RNG.integers(0, 256, (30, 6, 5), dtype=np.uint8)
+COLOUR = RNG.integers(0, 256, (30, 6, 5, 3), dtype=np.uint8)
+TABLE = RNG.normal(3, 7, (30, 4))
+Y = np.arange(30) % 3
+
+
+@pytest.mark.parametrize(
+    ("x", "want"),
+    [
+        (GREY, GREY[:, None]),
+        (GREY[:, None], GREY[:, None]),
+        (GREY[..., None], GREY[:, None]),
+        (torch.from_numpy(GREY), GREY[:, None]),
+        (COLOUR, COLOUR.transpose(0, 3, 1, 2)),
+        (COLOUR.transpose(0, 3, 1, 2), COLOUR.transpose(0, 3, 1, 2)),
+        (torch.from_numpy(COLOUR.transpose(0, 3, 1, 2).copy()), COLOUR.transpose(0, 3, 1, 2)),
+    ],
+)
+def test_images_of_any_layout(x, want):
+    d = from_arrays(x[:20], Y[:20], x[20:], Y[20:])
+    assert np.array_equal(d.train.x, want[:20])
+    assert np.array_equal(d.test.x, want[20:])
+    assert (d.train.y.tolist(), d.test.y.tolist()) == (Y[:20].tolist(), Y[20:].tolist())
+    mean, std = statistics(d.train.x)
+    assert torch.equal(d.mean, mean)
+    assert torch.equal(d.std, std)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy, lambda x: x.tolist()])
+@pytest.mark.parametrize(
+    "labels", [Y, Y.tolist(), torch.from_numpy(Y), np.array([f"c{k}" for k in Y], object)]
+)
+def test_tables_are_what_a_file_of_theirs_is(tmp_path, monkeypatch, kind, labels):
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    found = from_arrays(kind(TABLE), labels)
+    names = [str(v) for v in (labels.tolist() if hasattr(labels, "tolist") else labels)]
+    lines = [f"{','.join(map(repr, row))},{name}" for row, name in zip(TABLE.tolist(), names, strict=True)]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/all.csv").write_text("\n".join(["a,b,c,d,label", *lines]))
+    file = load(f"folder:{tmp_path / 'mine'}")
+    for a, b in ((found.train, file.train), (found.test, file.test)):
+        assert torch.equal(a.x, b.x)
+        assert torch.equal(a.y, b.y)
+    assert found.class_names == file.class_names
+    assert found.columns == file.columns
+    raw = from_arrays(kind(TABLE[:20]), labels[:20], kind(TABLE[20:]), labels[20:], standardise=False)
+    assert np.array_equal(raw.train.x, TABLE[:20].astype(np.float32))
+
+
+def test_origins_and_what_stays_together():
+    site, patient = np.array(["south", "north"])[Y % 2], np.arange(30) // 3
+    d = from_arrays(TABLE, Y, origin=site, undivided=patient, standardise=False)
+    assert d.origins == ("north", "south")
+    place = {float(np.float32(row[0])): i for i, row in enumerate(TABLE)}
+    train, test = ([place[float(v)] for v in split.x[:, 0]] for split in (d.train, d.test))
+    assert [d.origins[o] for o in d.train.origin] == [site[i] for i in train]
+    assert not {patient[i] for i in train} & {patient[i] for i in test}
+    numbered = from_arrays(TABLE, Y, origin=torch.arange(30) // 10 + 8)
+    assert numbered.origins == ("8", "9", "10")
+    run = fedrecall.run(
+        dataset=d, partition="natural", clients=2, sample=2, rounds=1, batch_size=8, model="mlp:6",
+        augmentation="none", backend="serial",
+    )  # fmt: skip
+    assert run.federation.origins == [["north"], ["south"]]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((GREY, Y, GREY), "give x_test and y_test, or neither"),
+        ((GREY / 255, Y), r"training examples are float64 of shape \[30, 6, 5\]; give images as uint8"),
+        ((GREY.astype(int), Y), r"are int64 of shape \[30, 6, 5\]; give images as uint8"),
+        ((RNG.integers(0, 9, (30, 4, 6, 5), dtype=np.uint8), Y), "no axis is that of 1 or 3 channels"),
+        ((TABLE, Y[:29]), r"30 training examples have labels of \[29\]"),
+        ((TABLE, Y / 2), "labels are float64; give whole numbers or names"),
+        ((TABLE, None), "training labels are object; give whole numbers or names"),
+        ((np.where(TABLE > 9, np.nan, TABLE), Y), "numbers that are not finite"),
+        ((TABLE, Y, TABLE[:, :3], Y), r"test example is of shape \[3\], a training example of \[4\]"),
+        ((TABLE, Y, TABLE, Y + 1), "has the label 3, which no training example has"),
+        ((TABLE[:0], Y[:0]), "has no training examples"),
+        ((TABLE, Y, GREY, Y), r"test example is of shape \[6, 5\], a training example of \[4\]"),
+        ((GREY, Y, GREY[:, :5], Y), "is 5x5 pixels and others are 5x6"),
+    ],
+)
+def test_what_is_no_data_set_is_one_sentence(given, said):
+    with pytest.raises(UserError, match=said):
+        from_arrays(*given)
+
+
+def test_origins_are_as_many_as_examples():
+    with pytest.raises(UserError, match=r"have origins of \[29\]"):
+        from_arrays(TABLE, Y, origin=Y[:29])
