@@ -144,8 +144,8 @@ def test_costs(page):
     sent, spent = page.tables["cost-bytes"][1], page.tables["cost-seconds"][1]
     # 6 rounds of 2 visits, 2,000 bytes down and 3,000 up a round.
     assert sent == ["fedavg", "1,000", "1,500", "30,000", "40", "6"]
-    assert spent[1:5] == ["9.00 ± 0.00", "15.00 ± 0.00", "12.00 ± 0.00", "3.00 ± 0.00"]
-    assert spent[5] == "1.50 ± 0.00"
+    assert spent[1:6] == ["6", "9.00 ± 0.00", "15.00 ± 0.00", "12.00 ± 0.00", "3.00 ± 0.00"]
+    assert spent[6] == "1.50 ± 0.00"
 
 
 def test_paired_comparison(page):
@@ -190,6 +190,16 @@ def test_a_run_that_goes_on_is_compared_at_a_round_that_all_evaluated(tmp_path):
     at = [accuracies(s, 1, 6, 3).mean(1)[3] - accuracies(s, 0, 6, 3).mean(1)[3] for s in (0, 1)]
     assert row[:3] == ["fedntd − fedavg, after round 4", "2", f"{100 * np.mean(at):+.2f}"]
     assert "the last round that all of them evaluated" in " ".join(found.words)
+
+
+def test_costs_are_of_the_rounds_that_all_runs_of_an_experiment_have(tmp_path):
+    for seed in (0, 1):
+        write(tmp_path / f"run-{seed}", seed=seed, played=3 + 3 * seed)
+    header, row = Page(build(open_runs([tmp_path]))).tables["cost-seconds"]
+    told = dict(zip(header, row, strict=True))
+    assert told["rounds"] == "3"
+    assert told["rounds here"] == "6.00 ± 0.00"  # 2 s each, of the longer run the first three
+    assert told["all clients"] == "7.50 ± 0.00"
 
 
 def test_a_seed_counts_once_and_the_page_says_what_is_left_out(tmp_path):

@@ -264,7 +264,7 @@ def _results(page: Page) -> Html:
         rounds, accuracy = group.series("accuracy")
         _, forgetting = group.series("forgetting")
         _, loss = group.series("loss")
-        played = [[r for r in run.records if r["round"] <= rounds[-1]] for run in group.runs]
+        played = _played(group)
         seconds = [sum(r["seconds"]["train"] for r in records) for records in played]
         cells = [
             len(group.runs),
@@ -286,6 +286,12 @@ def _results(page: Page) -> Html:
     if private:
         note += " Epsilon is what each client was promised, at the delta beside it; none: nothing."
     return _numbers("Last round", note, "results-table", columns, body)
+
+
+def _played(group: Group) -> list[list[dict[str, Any]]]:
+    """Each run's records up to the last round that all of them evaluated."""
+    last = group.series("accuracy")[0][-1]
+    return [[r for r in run.records if r["round"] <= last] for run in group.runs]
 
 
 def _promise(ends: Sequence[dict[str, Any]]) -> str:
@@ -485,7 +491,8 @@ def _cost(page: Page) -> list[Html]:
     measures = sorted({m for run in page.runs for r in run.records for m in r["seconds"].get("measures", {})})
     sent, spent = [], []
     for n, group in page.numbered:
-        found = [costs.cost(run.records, _auxiliary(run)) for run in group.runs]
+        played = _played(group)
+        found = [costs.cost(*known) for known in zip(played, map(_auxiliary, group.runs), strict=True)]
         name = tag("th", charts.swatch(n), group.label, scope="row", class_="name")
         cells = [
             _bytes([getattr(c, part) for c in found]) for part in ("down", "up", "total_bytes", "memory")
@@ -494,9 +501,10 @@ def _cost(page: Page) -> list[Html]:
         sent.append([name, *(tag("td", c) for c in cells)])
         times = [[getattr(c, part) for c in found] for part in ("waiting", "working", "train", "evaluate")]
         times += [[c.measures.get(m, 0.0) for c in found] for m in measures]
-        spent.append([name, *(tag("td", _summary(t)) for t in times)])
+        spent.append([name, tag("td", len(played[0])), *(tag("td", _summary(t)) for t in times)])
     columns = ["down, a visit", "up, a visit", "sent in all", "memory of a client", "auxiliary examples"]
     clocks = [
+        "rounds",
         "longest chains",
         "all clients",
         "rounds here",
@@ -513,8 +521,8 @@ def _cost(page: Page) -> list[Html]:
             sent,
         ),
         _numbers(
-            "Seconds of the whole run",
-            "Longest chains: the local training that a federation waits for. All clients: local training "
+            "Seconds in all",
+            "Of the rounds that all of an experiment's runs have. Longest chains: the local training that a federation waits for. All clients: local training "
             "summed. Rounds here: playing them on the machine that did.",
             "cost-seconds",
             ["experiment", *clocks],
