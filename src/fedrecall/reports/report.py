@@ -522,8 +522,9 @@ def _cost(page: Page) -> list[Html]:
         ),
         _numbers(
             "Seconds in all",
-            "Of the rounds that all of an experiment's runs have. Longest chains: the local training that a federation waits for. All clients: local training "
-            "summed. Rounds here: playing them on the machine that did.",
+            "Of the rounds that all of an experiment's runs have. Longest chains: the local training that a "
+            "federation waits for. All clients: local training summed. Rounds here: playing them on the "
+            "machine that did.",
             "cost-seconds",
             ["experiment", *clocks],
             spent,
