@@ -468,6 +468,12 @@ class Folder(Recipe):
 
     def _told(self) -> Told:
         ignored = tuple(name.strip() for name in self.ignore.split("+") if name.strip())
+        for field in ("label", "image"):
+            if getattr(self, field) in (self.origin, self.undivided, *ignored):
+                raise UserError(
+                    f"dataset folder: the column {getattr(self, field)!r} is {field}, and cannot be origin, "
+                    "undivided or ignore as well."
+                )
         return Told(self.origin, self.undivided, ignored)
 
     def cached(self, name: str, root: Path | None) -> tuple[str, str] | None:
