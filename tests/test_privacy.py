@@ -27,6 +27,7 @@ from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
 from fedrecall.models.model import Weights
 from fedrecall.privacy import Private, epsilon, protectable, sums
+from fedrecall.specs import spec_text
 
 # What the documentation says; found by the tests below to be so.
 MEAN = {"fedavg", "fedprox", "fedavgm", "moon", "fedalign", "fedlsd", "fedntd", "fedcad", "fedssd"}
@@ -482,3 +483,13 @@ def test_a_parameter_that_is_one_number_is_protected_like_others():
     torch.testing.assert_close(algorithm._scales(moved), torch.tensor([0.2, 1.0], dtype=torch.float64))
     server = algorithm.start(Weights({"scale": torch.tensor(1.0)}, {}))
     assert int(server.round) == 0
+
+
+def test_what_is_made_private_is_named_as_it_is_written():
+    for written, shown in [
+        ("private:fedntd,clip=0.5,noise=1", "private:fedntd,clip=0.5"),
+        ({"name": "private", "of": {"name": "fedntd", "beta": 2}}, "private:(fedntd:2)"),
+    ]:
+        text = spec_text(ALGORITHMS, ALGORITHMS.spec(ALGORITHMS.make(written)))
+        assert text.startswith(shown), text
+        assert "{" not in text

@@ -224,7 +224,9 @@ def load(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
         found = _Plain(path.read_text(encoding="utf-8")).get_single_data()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"config {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
         raise UserError(f"config {path} cannot be read: {error}.") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(f"config {path} is not valid YAML: {' '.join(str(error).split())}.") from error

@@ -13,6 +13,10 @@ class Missing(UserError):
     """A file or folder that the user named is not there."""
 
 
+class Busy(UserError):
+    """Another process has what is asked for."""
+
+
 class NothingYet(UserError):
     """A run has no finished round to look at."""
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, SupportsIndex, overload
 from torch import Tensor
 
 from fedrecall import files, memories
-from fedrecall.errors import UserError
+from fedrecall.errors import Busy, UserError
 
 INPUTS = "inputs.json"
 KEPT = 2  # checkpoints: if the last is damaged the one before is used
@@ -73,7 +73,7 @@ class RunFolder:
         except OSError as error:
             self.release()
             if isinstance(error, BlockingIOError):
-                raise UserError(f"another run is writing to {self.path}: choose another --out.") from None
+                raise Busy(f"another run is writing to {self.path}: choose another --out.") from None
             raise UserError(
                 f"{self.path} cannot be locked ({error.strerror}): give an --out on a disk that knows locks."
             ) from error

@@ -409,15 +409,30 @@ def spec_text(registry: Registry, spec: Mapping[str, Any]) -> str:
     words = []
     for i, field in enumerate(known):
         given = spec.get(field.name, field.default)
+        shown = _within(registry, given)
         if i == 0 and given is not None:
-            words.append(word(given))
+            words.append(shown)
         elif given != field.default:
-            words.append(f"{field.name}={word(given)}")
+            words.append(f"{field.name}={shown}")
     return f"{spec['name']}:{','.join(words)}" if words else str(spec["name"])
+
+
+def _within(registry: Registry, given: Any) -> str:
+    """A field's value; of one that is itself a spec with settings, in brackets, which no spec has."""
+    if not isinstance(given, Mapping) or "name" not in given:
+        return word(given)
+    try:
+        usual = all(given.get(f.name, f.default) == f.default for f in fields(registry.cls(given["name"])))
+    except UserError:  # a class of the user's that is no longer there
+        usual = True
+    return str(given["name"]) if usual else f"({spec_text(registry, given)})"
 
 
 def word(value: Any) -> str:
     """A value as it is written in a spec: short, but no other one is written so."""
+    if isinstance(value, Mapping) and "name" in value:
+        settings = ",".join(f"{k}={word(v)}" for k, v in value.items() if k != "name")
+        return f"{value['name']}({settings})" if settings else str(value["name"])
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):

@@ -79,6 +79,45 @@ def test_a_mistyped_folder_is_not_a_new_run(call, tmp_path):
     assert code == 2
     assert "typo holds no run to go on with" in err
     assert not (tmp_path / "typo").exists()
+    code, _, err = call("run", "--resume", "--out", "typo")
+    assert code == 2
+    assert "typo holds no run to go on with" in err
+    code, _, err = call("run", "nothere.yaml")
+    assert err.endswith("config nothere.yaml cannot be read: No such file or directory.")
+
+
+def test_runs_that_begin_at_once_have_folders_of_their_own(call, tmp_path):
+    first = tmp_path / "runs/fedavg-synthetic-shards-seed0"
+    going = RunFolder(first)
+    going.acquire()  # another process has begun there, and has written nothing yet
+    try:
+        code, out, err = call("run", *SMALL)
+        assert code == 0, err
+        assert "fedavg-synthetic-shards-seed0-2" in out
+        code, _, err = call("run", *SMALL, "--out", str(first))
+        assert code == 2
+        assert "another run is writing to" in err
+    finally:
+        going.release()
+
+
+def test_a_run_that_failed_before_its_first_round_leaves_its_name(call, tmp_path):
+    assert call("run", *SMALL, "--backend", "foo")[0] == 2
+    code, _, _ = call("run", *SMALL)
+    assert code == 0
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["fedavg-synthetic-shards-seed0"]
+
+
+def test_all_numbers_of_a_comparison_are_whole_on_a_narrow_terminal(call, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, _ = call("compare", "fedavg", "fedntd", *SMALL, "--seeds", "2", "--json", "t.json")
+    assert code == 0
+    shown = out[out.index("last round") :]
+    assert "…" not in shown
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    both = [[100 * a for a in r["accuracy"]] for r in rows]
+    mean = sum(both[1]) / 2 - sum(both[0]) / 2
+    assert f"{mean:+.2f}" in shown
 
 
 def test_going_back_past_a_damaged_checkpoint_is_said(call, tmp_path):
@@ -266,7 +305,7 @@ def test_compare_checks_every_run_before_the_first_is_trained(call, tmp_path, al
         (["run", *SMALL, "--model", "mlp:4611686018427387904"], "memory ran out"),
         (["run", "--dataset", "synthetic:2,4611686018427387904,20"], "memory ran out"),
         (["run", "--backend", "seriel", *SMALL], "did you mean 'serial'?"),
-        (["run", "--resume", "--out", "nowhere"], "cannot be read"),
+        (["run", "--resume", "--out", "nowhere"], "holds no run to go on with"),
         (["run", "--resume"], "name its folder with --out"),
         (["watch", "nowhere", "--every", "nan"], "--every = nan is not a number of seconds"),
         (["watch", "nowhere", "--every", "inf"], "--every = inf is not a number of seconds"),

@@ -173,12 +173,12 @@ def table(rows: Sequence[Row], seeds: int) -> Table:
     shown = Table(title=f"last round, mean ± std over {seeds} seeds" if seeds > 1 else "last round, one seed")
     shown.add_column("algorithm", no_wrap=True)
     for heading in ("accuracy %", "forgetting", "training s", "MB down", "MB up"):
-        shown.add_column(heading, justify="right")
+        shown.add_column(heading, justify="right", overflow="fold")
     private = any(_known(r.epsilon) for r in rows)
     if private:
-        shown.add_column("epsilon", justify="right")
+        shown.add_column("epsilon", justify="right", overflow="fold")
     ends = {1: "", 2: " [both seeds]"}.get(seeds, " [95 % interval]")  # of two pairs it is the two values
-    shown.add_column(f"accuracy - {first.name}{ends}")
+    shown.add_column(f"accuracy - {first.name}{ends}", overflow="fold", min_width=8)
     for r in rows:
         failed, left = len(_known(r.failed)), seeds - len(r.failed)
         lacking = (f"{failed} failed" if failed else "", f"{left} not run" if left else "")

@@ -1,6 +1,7 @@
 """`fedrecall run`: one algorithm over one federation."""
 
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from fedrecall.cli import progress
 from fedrecall.cli.app import app, err, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
 from fedrecall.config import Config
-from fedrecall.errors import Missing, UserError
+from fedrecall.errors import Busy, Missing, UserError
 from fedrecall.experiment import Experiment, Interrupted, Result
 from fedrecall.records import RunFolder
 
@@ -75,7 +76,7 @@ def _open(
 ) -> tuple[Path, Experiment]:
     """The run folder, and the run that is begun or gone on with in it."""
     given = gather(config, settings, set_)
-    if resume and out_ is not None and (RunFolder(out_).started or not given):
+    if resume and out_ is not None and RunFolder(out_).started:
         made = configs.begun(gather(config, settings, set_, RunFolder(out_).config()))  # as it was begun
     elif resume and out_ is not None and "algorithm" not in given and not RunFolder(out_).recorded:
         raise UserError(
@@ -83,8 +84,16 @@ def _open(
         )
     else:
         made = configs.make(given)
-    folder = out_ if out_ is not None else unused(name_of(made))
-    return folder, Experiment(made, folder, resume=resume, data_root=data_root, sinks=[progress.shown(out)])
+    busy: set[Path] = set()
+    while True:
+        folder = out_ if out_ is not None else unused(name_of(made), busy)
+        try:
+            sinks = [progress.shown(out)]
+            return folder, Experiment(made, folder, resume=resume, data_root=data_root, sinks=sinks)
+        except Busy:  # begun by somebody else since
+            if out_ is not None:
+                raise
+            busy.add(folder)
 
 
 def name_of(config: Config) -> Path:
@@ -94,10 +103,10 @@ def name_of(config: Config) -> Path:
     return Path("runs") / f"{tidy}-seed{config.seed}"
 
 
-def unused(folder: Path) -> Path:
-    """The folder, or the first of its names with a number that holds no run."""
+def unused(folder: Path, busy: Collection[Path] = ()) -> Path:
+    """The folder, or the first of its names with a number in which nothing has been played or begins."""
     candidate, number = folder, 2
-    while RunFolder(candidate).started:
+    while RunFolder(candidate).recorded or candidate in busy:
         candidate, number = folder.with_name(f"{folder.name}-{number}"), number + 1
     return candidate
 
