@@ -48,7 +48,11 @@ def facts(dataset: Dataset) -> dict[str, Any]:
         digest.update(" ".join(f"{v:.4g}" for v in values.flatten().tolist()).encode())
     sizes = {"train": len(dataset.train.y), "test": len(dataset.test.y)}
     sketch = [v for split in (dataset.train, dataset.test) for v in _sketch(split.x)]
-    return {"name": dataset.name, **sizes, "digest": digest.hexdigest(), "sketch": sketch}
+    found = {"name": dataset.name, **sizes, "digest": digest.hexdigest(), "sketch": sketch}
+    if dataset.train.origin is not None:
+        where = dataset.train.origin.numpy().tobytes() + "\0".join(dataset.origins).encode()
+        found["origins"] = hashlib.blake2b(where, digest_size=8).hexdigest()
+    return found
 
 
 SKETCHED = 4

@@ -84,9 +84,12 @@ def test_origins_and_what_stays_together():
         ((GREY / 255, Y), r"training examples are float64 of shape \[30, 6, 5\]; give images as uint8"),
         ((GREY.astype(int), Y), r"are int64 of shape \[30, 6, 5\]; give images as uint8"),
         ((RNG.integers(0, 9, (30, 4, 6, 5), dtype=np.uint8), Y), "no axis is that of 1 or 3 channels"),
-        ((TABLE, Y[:29]), r"30 training examples have labels of \[29\]"),
+        ((TABLE, Y[:29]), r"30 training examples have labels of \[29\]: give one of each"),
         ((TABLE, Y / 2), "labels are float64; give whole numbers or names"),
-        ((TABLE, None), "training labels are object; give whole numbers or names"),
+        ((TABLE, None), "30 training examples have labels None: give one of each"),
+        ((TABLE, np.array(["a", None, "b"] * 10, object)), "training example 1 has no 'label'"),
+        ((TABLE, np.array(["a", float("nan"), "b"] * 10, object)), "training example 1 has no 'label'"),
+        (([[1, 2], [3]], [0, 1]), "what is given is no array"),
         ((np.where(TABLE > 9, np.nan, TABLE), Y), "numbers that are not finite"),
         ((TABLE, Y, TABLE[:, :3], Y), r"test example is of shape \[3\], a training example of \[4\]"),
         ((TABLE, Y, TABLE, Y + 1), "has the label 3, which no training example has"),
@@ -101,5 +104,20 @@ def test_what_is_no_data_set_is_one_sentence(given, said):
 
 
 def test_origins_are_as_many_as_examples():
-    with pytest.raises(UserError, match=r"have origins of \[29\]"):
+    with pytest.raises(UserError, match=r"have origin of \[29\]"):
         from_arrays(TABLE, Y, origin=Y[:29])
+
+
+@pytest.mark.parametrize("name", ["origin", "undivided"])
+def test_a_parameter_that_would_do_nothing_is_refused(name):
+    with pytest.raises(UserError, match=f"30 training examples have {name} 'patient'"):
+        from_arrays(TABLE, Y, **{name: "patient"})  # a column's name, as of a folder
+    for missing in (None, float("nan"), "", " "):
+        column = np.array([missing, *"abc" * 10][:30], object)
+        with pytest.raises(UserError, match=f"training example 0 has no {name!r}"):
+            from_arrays(TABLE, Y, **{name: column})
+    with pytest.raises(UserError, match="x_test has been: leave one out"):
+        from_arrays(TABLE, Y, TABLE, Y, undivided=Y)
+    for share in (-1, 1, 1.5):
+        with pytest.raises(UserError, match=r"held_out = .* must be in"):
+            from_arrays(TABLE, Y, held_out=share)

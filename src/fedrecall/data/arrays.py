@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedrecall.data.rows import Rows, Source, join
+from fedrecall.data.rows import Rows, Source, identifier, join
 from fedrecall.data.store import Dataset
 from fedrecall.errors import UserError
 
@@ -35,6 +35,12 @@ def from_arrays(
     """
     if (x_test is None) != (y_test is None):
         raise UserError("from_arrays: give x_test and y_test, or neither.")
+    if x_test is not None and undivided is not None:
+        raise UserError(
+            "from_arrays: undivided says what is held out whole, and x_test has been: leave one out."
+        )
+    if not 0 <= held_out < 1:
+        raise UserError(f"from_arrays: held_out = {held_out:g} must be in [0, 1).")
     splits = {"train": _rows("training", x, y, origin, undivided)}
     if x_test is not None:
         splits["test"] = _rows("test", x_test, y_test, None, None)
@@ -60,29 +66,34 @@ def _rows(split: str, x: Any, y: Any, origin: Any, unit: Any) -> Rows:
             f"from_arrays: the {split} examples are {held.dtype} of shape {list(held.shape)}; give images as "
             "uint8 of [n, H, W], [n, H, W, C] or [n, C, H, W], and rows as numbers of [n, F]."
         )
-    columns = {"labels": _array(y), "origins": _array(origin), "undivided": _array(unit)}
-    for what, column in columns.items():
-        if column.ndim and column.shape != held.shape[:1]:
-            raise UserError(f"from_arrays: {len(held)} {split} examples have {what} of {list(column.shape)}.")
-    if columns["labels"].dtype.kind not in "iuU" or not columns["labels"].ndim:
-        raise UserError(
-            f"from_arrays: the {split} labels are {columns['labels'].dtype}; give whole numbers or names."
-        )
-    told = [[str(v) for v in columns[what].tolist()] if columns[what].ndim else [] for what in _TOLD]
     where = [f"{split} example {i}" for i in range(len(held))]
-    return Rows(list(held), columns["labels"].tolist(), where, [], *told)
+    labels = _column(split, "labels", y, len(held))
+    if labels.dtype == object:  # as pandas has its text
+        labels = np.array([identifier(v, w, "label") for v, w in zip(labels, where, strict=True)])
+    if labels.dtype.kind not in "iuU":
+        raise UserError(f"from_arrays: the {split} labels are {labels.dtype}; give whole numbers or names.")
+    told = []
+    for what, given in (("origin", origin), ("undivided", unit)):
+        column = [] if given is None else _column(split, what, given, len(held)).tolist()
+        told.append([identifier(v, w, what) for v, w in zip(column, where, strict=given is not None)])
+    return Rows(list(held), labels.tolist(), where, [], *told)
 
 
-_TOLD = ("origins", "undivided")
+def _column(split: str, what: str, values: Any, count: int) -> np.ndarray[Any, Any]:
+    found = _array(values)
+    if found.shape != (count,):
+        shown = repr(values) if found.ndim == 0 else f"of {list(found.shape)}"
+        raise UserError(f"from_arrays: {count} {split} examples have {what} {shown}: give one of each.")
+    return found
 
 
 def _array(values: Any) -> np.ndarray[Any, Any]:
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().numpy()
-    found = np.asarray(values)
-    if found.dtype == object and found.ndim:  # as pandas has its text
-        found = np.asarray([str(v) for v in found.reshape(-1)]).reshape(found.shape)
-    return found
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise UserError(f"from_arrays: what is given is no array: {error}.") from error
 
 
 def _images(split: str, held: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -10,7 +10,7 @@ import stat
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -467,14 +467,24 @@ class Folder(Recipe):
         return folder
 
     def _told(self) -> Told:
-        ignored = tuple(name.strip() for name in self.ignore.split("+") if name.strip())
-        for field in ("label", "image"):
-            if getattr(self, field) in (self.origin, self.undivided, *ignored):
-                raise UserError(
-                    f"dataset folder: the column {getattr(self, field)!r} is {field}, and cannot be origin, "
-                    "undivided or ignore as well."
-                )
-        return Told(self.origin, self.undivided, ignored)
+        if self.label in (self.origin, self.undivided, *self.ignore.split("+")):
+            raise UserError(
+                f"dataset folder: the column {self.label!r} is label, and cannot be origin, undivided or "
+                "ignore as well."
+            )
+        return Told(self.origin, self.undivided, self.ignore)
+
+    def _exported(self, folder: Path) -> Dataset:
+        """What `export` wrote, which is as it was made: a UserError if it is asked for otherwise."""
+        asked = [
+            f.name for f in fields(type(self)) if f.name != "path" and getattr(self, f.name) != f.default
+        ]
+        if asked:
+            raise UserError(
+                f"{folder} is an exported data set, divided and decoded as it was made: {asked[0]} changes "
+                "nothing about it. Give it where the data set is exported."
+            )
+        return load_export(folder)
 
     def cached(self, name: str, root: Path | None) -> tuple[str, str] | None:
         """By where the folder is, its files and the parameters."""
@@ -491,7 +501,7 @@ class Folder(Recipe):
         """Decode it."""
         folder = self._folder()
         if store.is_export(folder):
-            return load_export(folder)
+            return self._exported(folder)
         found = folders.read_folder(
             folder, folders.walk(folder), self.label, self.image, self._told(), self.size
         )

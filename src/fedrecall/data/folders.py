@@ -124,7 +124,7 @@ def _bytes(path: Path, where: str = "") -> bytes:
 
 def read_parquet(folder: Path, files: list[Path], label: str, image: str, told: Told, size: int) -> Source:
     """A user's parquet files."""
-    hub.check_parquet(files, label)
+    hub.check_parquet(files, label, *told.columns)
     named = {split: [str(p) for p in paths] for split, paths in by_split(folder, files).items() if paths}
     with tempfile.TemporaryDirectory() as scratch:
 
@@ -151,7 +151,8 @@ def read_csv(folder: Path, files: list[Path], label: str, image: str, told: Told
             for header, line, cells in csv_lines(path):
                 if not columns:
                     columns = header
-                    besides = *told.columns, *told.ignored
+                    besides = *told.columns, *told.ignoring(columns)
+                    pictured = image in columns and image not in told.ignoring(columns)
                     lacking = next((n for n in (label, *besides) if n not in columns), None)
                     if lacking is not None:
                         raise UserError(f"{path} has no column {lacking!r}; {nearest(lacking, columns)}")
@@ -165,15 +166,17 @@ def read_csv(folder: Path, files: list[Path], label: str, image: str, told: Told
                 rows.y.append(written)
                 rows.where.append(where)
                 told.note(rows, values, where)
+                picture = values.get(image, "")
                 for name in besides:
                     values.pop(name, None)
-                if image in values:
-                    rows.x.append(decode(_bytes(_inside(folder, path, values[image]), where), where, size))
+                if pictured:
+                    rows.x.append(decode(_bytes(_inside(folder, path, picture), where), where, size))
                 else:
                     rows.x.append(numbers(values, where, "; ignore=COLUMN+COLUMN leaves columns out"))
     _whole_numbers(splits, label)
-    table = image not in columns
-    features = tuple(c for c in columns if c not in (label, *told.columns, *told.ignored)) if table else ()
+    left = told.ignoring(columns)
+    table = image not in columns or image in left
+    features = tuple(c for c in columns if c not in (label, *told.columns, *left)) if table else ()
     return Source(splits, features=features)
 
 

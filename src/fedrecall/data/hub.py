@@ -14,7 +14,7 @@ from fedrecall.data.rows import Label, Rows, Told
 from fedrecall.errors import UserError, nearest
 
 
-def check_parquet(files: Sequence[Path], label: str) -> None:
+def check_parquet(files: Sequence[Path], *columns: str) -> None:
     """Name the file that is cut short or missing, or that numbers its classes otherwise: the library
     would read the others, and all with the names of the first."""
     for path in files:
@@ -37,13 +37,15 @@ def check_parquet(files: Sequence[Path], label: str) -> None:
                     raise UserError(
                         f"{other} is missing, of which {path.name} is another part: copy it, too."
                     )
-    named = [(path, names) for path in files if (names := _names(path, label))]
-    for path, names in named[1:]:
-        if names != named[0][1]:
-            raise UserError(
-                f"{path} numbers its classes otherwise than {named[0][0]} ({', '.join(names[:5])}, ... and "
-                f"{', '.join(named[0][1][:5])}, ...): write both with the same names, in the same order."
-            )
+    for column in columns:
+        named = [(path, names) for path in files if (names := _names(path, column))]
+        for path, names in named[1:]:
+            if names != named[0][1]:
+                what = "its classes" if column == columns[0] else repr(column)
+                raise UserError(
+                    f"{path} numbers {what} otherwise than {named[0][0]} ({', '.join(names[:5])}, ... and "
+                    f"{', '.join(named[0][1][:5])}, ...): write both with the same names, in the same order."
+                )
 
 
 _PART = re.compile(r"(.+)-(\d+)-of-(\d+)(\..+)")
@@ -129,8 +131,16 @@ def table_rows(
             rows.y.append(_label(written, where, label))
             rows.where.append(where)
             rows.key.extend(batch[k][i] for k in keyed)
-            told.note(rows, {name: batch[name][i] for name in told.columns}, where)
+            told.note(rows, {n: _named(features[n], batch[n][i]) for n in told.columns}, where)
     return rows
+
+
+def _named(feature: Any, value: Any) -> Any:
+    """What a number of a column that has names stands for."""
+    names = getattr(feature, "names", None)
+    if not names or value is None:
+        return value
+    return names[value] if 0 <= value < len(names) else None
 
 
 def _label(written: Any, where: str, label: str) -> Label:

@@ -300,9 +300,11 @@ class Natural(Partition):
             return self.owners(labels, clients, rng)
         there, place = np.unique(origins, return_inverse=True)
         if clients > len(there):
+            taken = "; the server has all of another's: lower auxiliary_per_class"
             raise UserError(
                 f"partition natural: examples are from {len(there)} origins, which are no {clients} clients: "
-                f"set clients={len(there)}, or fewer to give each several."
+                f"set clients={len(there)}, or fewer to give each several"
+                f"{taken if origins.max() >= len(there) else ''}."
             )
         if clients == len(there):
             return place.astype(np.int64)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -47,22 +49,38 @@ class Told(NamedTuple):
 
     origin: str = ""
     undivided: str = ""
-    ignored: tuple[str, ...] = ()
-    """Of which nothing is to be learnt, nor anything noted."""
+    ignored: str = ""
+    """Columns of which nothing is to be learnt, nor anything noted, joined by +."""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Those that there are."""
         return tuple(dict.fromkeys(name for name in (self.origin, self.undivided) if name))
 
+    def ignoring(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """The columns that are ignored: one that is called so, or several."""
+        if self.ignored in columns:
+            return (self.ignored,)
+        return tuple(name.strip() for name in self.ignored.split("+") if name.strip())
+
     def note(self, rows: Rows, values: Mapping[str, Any], where: str) -> None:
         """Add what an example's cells say about where it is from and what it stays with."""
         for name, column in ((self.origin, rows.origin), (self.undivided, rows.unit)):
             if name:
-                written = "" if values[name] is None else str(values[name]).strip()
-                if not written:
-                    raise UserError(f"{where} has no {name!r}.")
-                column.append(written)
+                column.append(identifier(values[name], where, name))
+
+
+def identifier(value: Any, where: str, name: str) -> str:
+    """A site or a patient as text: the same for the ways in which files write the same one.
+
+    Those are 7 and 7.0 (which a column of numbers becomes once one is missing), and é as one sign or as two.
+    """
+    if value is None or (isinstance(value, float) and value != value):
+        value = ""
+    written = unicodedata.normalize("NFC", str(value)).strip()
+    if written in ("", "nan", "NaN", "<NA>", "None"):
+        raise UserError(f"{where} has no {name!r}.")
+    return written.partition(".")[0] if re.fullmatch(r"[0-9]+\.0+", written) else written
 
 
 @dataclass
@@ -101,6 +119,8 @@ def join(
         train, test = hold_out(train, held_out, seed)
         if not test.y:
             remedy = "; with held_out=0 all of them are trained on" if part else ""
+            if train.unit:
+                remedy += "; more of them, or files named train and test, would do"
             few = "examples" if not train.unit else "of what stays together"
             raise UserError(f"{source} has no test split and too few {few} to hold some out{remedy}.")
     elif shared := sorted(set(train.unit) & set(test.unit)):
@@ -208,18 +228,28 @@ def hold_out(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
         mine = places[label]
         count = min(max(round(share * len(mine)), 1), len(mine) - 1)
         chosen.update(stream.permutation(mine)[:count].tolist())
+    by_origin: dict[str, list[int]] = {}
+    for i, origin in enumerate(rows.origin):
+        by_origin.setdefault(origin, []).append(i)
+    for mine in by_origin.values():  # nor an origin's
+        if chosen.issuperset(mine):
+            chosen.remove(mine[0])
     return rows.keep(i for i in range(len(rows.y)) if i not in chosen), rows.keep(sorted(chosen))
 
 
 def _whole_units(rows: Rows, share: float, stream: np.random.Generator) -> NDArray[np.bool_]:
     """Whether each example is held out: in a random order units that fit into the classes' shares, then those
-    that bring these nearer. None takes the last of a class that could be trained on."""
+    that bring these nearer. None takes the last of a class, or of an origin, that could be trained on."""
     units, unit = np.unique(rows.unit, return_inverse=True)
     classes, label = np.unique([f"{type(y).__name__} {y}" for y in rows.y], return_inverse=True)
     counts = np.zeros((len(units), len(classes)), np.int64)
     np.add.at(counts, (unit, label), 1)
-    total = counts.sum(0)
-    lacking, left = share * total, total.copy()
+    origins, origin = np.unique(rows.origin or [""] * len(rows.y), return_inverse=True)
+    kinds = np.zeros((len(units), len(classes) + len(origins)), np.int64)  # of which some must be left
+    kinds[:, : len(classes)] = counts
+    np.add.at(kinds, (unit, len(classes) + origin), 1)
+    total, left = counts.sum(0), kinds.sum(0)
+    lacking = share * total
     held = np.zeros(len(units), bool)
     order = stream.permutation(len(units))
     for closely in (True, False):
@@ -227,9 +257,12 @@ def _whole_units(rows: Rows, share: float, stream: np.random.Generator) -> NDArr
             own = counts[u]
             after = lacking - own
             wanted = (after >= 0).all() if closely else (after**2 / total).sum() < (lacking**2 / total).sum()
-            if wanted and (left > own)[own > 0].all():
+            if wanted and (left > kinds[u])[kinds[u] > 0].all():
                 held[u] = True
-                lacking, left = after, left - own
+                lacking, left = after, left - kinds[u]
+    if share and not held.any():  # all are larger than is asked for: better the smallest than none
+        spare = [u for u in order if (left > kinds[u])[kinds[u] > 0].all()]
+        held[sorted(spare, key=lambda u: int(counts[u].sum()))[:1]] = True
     found: NDArray[np.bool_] = held[unit]
     return found
 

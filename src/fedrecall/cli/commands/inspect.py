@@ -215,6 +215,8 @@ def partition_command(
     out.print(shown)
     if save is not None:
         meta = {"dataset": config.dataset, "partition": config.partition, "clients": config.clients}
+        if federation.origins is not None:
+            meta["origins"] = federation.origins
         with files.placing(save):
             partitions.save(save, federation.parts, {**meta, "seed": config.seed})
         out.print(f"partition: {save}", markup=False)
