@@ -60,6 +60,11 @@ def test_tables_are_what_a_file_of_theirs_is(tmp_path, monkeypatch, kind, labels
     assert np.array_equal(raw.train.x, TABLE[:20].astype(np.float32))
 
 
+def test_whole_numbers_are_in_their_order_whatever_holds_them():
+    held = np.array([8 + k for k in range(3)] * 10, object)
+    assert from_arrays(TABLE, held).class_names == ("8", "9", "10")
+
+
 def test_origins_and_what_stays_together():
     site, patient = np.array(["south", "north"])[Y % 2], np.arange(30) // 3
     d = from_arrays(TABLE, Y, origin=site, undivided=patient, standardise=False)

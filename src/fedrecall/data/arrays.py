@@ -68,7 +68,9 @@ def _rows(split: str, x: Any, y: Any, origin: Any, unit: Any) -> Rows:
         )
     where = [f"{split} example {i}" for i in range(len(held))]
     labels = _column(split, "labels", y, len(held))
-    if labels.dtype == object:  # as pandas has its text
+    if labels.dtype == object and all(type(v) is int for v in labels):
+        labels = labels.astype(np.int64)
+    elif labels.dtype == object:  # as pandas has its text
         labels = np.array([identifier(v, w, "label") for v, w in zip(labels, where, strict=True)])
     if labels.dtype.kind not in "iuU":
         raise UserError(f"from_arrays: the {split} labels are {labels.dtype}; give whole numbers or names.")
