@@ -475,10 +475,10 @@ def test_closing_leaves_no_worker_and_no_descriptor(opened):
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_process_outlives_the_one_that_started_it(signum, tmp_path):
-    script = tmp_path / "script.py"
+    script, said = tmp_path / "script.py", tmp_path / "said"
     script.write_text(
         textwrap.dedent(f"""
-        import signal, sys, time
+        import faulthandler, signal, sys, time
         signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's `&` has switched off
         sys.path.insert(0, {str(Path(__file__).parents[2])!r})
         from tests.backends.test_processes import work, jobs
@@ -486,16 +486,23 @@ def test_no_process_outlives_the_one_that_started_it(signum, tmp_path):
         w = work(workers=2)
         backend = Processes(w)
         list(backend.map(jobs(w)))
+        faulthandler.dump_traceback_later(40)  # where it is, should it not end
         print(backend._nursery._process.pid, *(worker.pid for worker in backend._workers), flush=True)
-        time.sleep(60)
+        while True:
+            time.sleep(0.05)  # a signal between two of Python's looks at signals does not cut a sleep short
         """)
     )
-    run = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    with said.open("w") as errors:
+        run = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=errors)
     pids = [int(p) for p in run.stdout.readline().split()]
-    assert len(pids) == 3
+    assert len(pids) == 3, said.read_text()
     os.kill(pids[1], signal.SIGSTOP)  # not even one that cannot hear
     run.send_signal(signum)
-    run.wait(20)
+    try:
+        run.wait(60)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        pytest.fail(said.read_text())
     assert gone(pids)
     run.stdout.close()
 
