@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import fedrecall
-from fedrecall.experiment import Interrupted
+from fedrecall.errors import Interrupted
 from fedrecall.files import read_json, write
 from fedrecall.records import read_metrics
 

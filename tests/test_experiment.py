@@ -23,8 +23,8 @@ from fedrecall import trees
 from fedrecall.algorithms import FedAvg
 from fedrecall.data import partitions
 from fedrecall.data.datasets import Split, load
-from fedrecall.errors import UserError
-from fedrecall.experiment import Experiment, Interrupted
+from fedrecall.errors import Interrupted, UserError
+from fedrecall.experiment import Experiment
 from fedrecall.measures.accuracy import evaluate
 from fedrecall.records import RunFolder
 

@@ -16,8 +16,8 @@ from fedrecall import trees
 from fedrecall.backends import vectorised
 from fedrecall.backends.backend import Job
 from fedrecall.backends.vectorised import Vectorised
-from fedrecall.errors import UserError
-from fedrecall.experiment import Experiment, Interrupted
+from fedrecall.errors import Interrupted, UserError
+from fedrecall.experiment import Experiment
 from fedrecall.together import group, run_together
 
 RUNS: list[dict[str, Any]] = [

@@ -32,8 +32,8 @@ import torch
 
 from fedrecall import config as configs
 from fedrecall.data.datasets import Dataset, Split, load
-from fedrecall.errors import UserError
-from fedrecall.experiment import Experiment, Interrupted
+from fedrecall.errors import Interrupted, UserError
+from fedrecall.experiment import Experiment
 from fedrecall.files import read_json, write_json
 from fedrecall.papers import table
 from fedrecall.provenance import environment

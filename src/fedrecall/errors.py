@@ -1,4 +1,4 @@
-"""The one exception a user can cause and mend: its text is a sentence that says how."""
+"""What a user can cause and mend, in a sentence that says how, and what ends a run in good order."""
 
 import difflib
 import errno
@@ -27,6 +27,16 @@ class Malformed(ValueError):
 
 class Diverged(UserError):
     """Training cannot go on: what it computes is no longer a number."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run stopped on a signal; one with a folder has saved the round and can be resumed."""
+
+    def __init__(self, signum: int, round_number: int, saved: bool = True):
+        super().__init__(f"stopped after round {round_number}")
+        self.signum = signum
+        self.round_number = round_number
+        self.saved = saved
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

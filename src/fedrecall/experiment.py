@@ -27,7 +27,7 @@ from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import Dataset, load
 from fedrecall.data.federation import Federation, set_apart, sound
 from fedrecall.data.partitions import PARTITIONS
-from fedrecall.errors import Diverged, UserError
+from fedrecall.errors import Diverged, Interrupted, UserError
 from fedrecall.measures import MEASURES
 from fedrecall.measures.accuracy import Evaluation, Recall, accuracy, class_accuracy, evaluate
 from fedrecall.measures.moment import Moment
@@ -53,16 +53,6 @@ class Sink(Protocol):
 
     def end(self) -> None:
         """The run is over, finished or not."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """The run stopped on a signal; one with a folder has saved the round and can be resumed."""
-
-    def __init__(self, signum: int, round_number: int, saved: bool = True):
-        super().__init__(f"stopped after round {round_number}")
-        self.signum = signum
-        self.round_number = round_number
-        self.saved = saved
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor, nn
 
 from fedrecall import payloads, specs, streams, trees
@@ -390,7 +389,8 @@ class Private(FedAvg):
 
 def _from_the_system(count: int) -> Tensor:
     """Standard normal numbers that nobody can compute, by inversion."""
-    return torch.from_numpy(ndtri(streams.secret_uniforms(count).numpy()))
+    drawn: Tensor = torch.special.ndtri(streams.secret_uniforms(count))
+    return drawn
 
 
 def protected() -> list[str]:

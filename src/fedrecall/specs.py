@@ -27,6 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -502,10 +503,17 @@ def _load(target: str, kind: str) -> type:
         elif held:
             why = f"; {nearest(attribute, held)}"
         raise UserError(f"{kind} {target!r}: {place} has no dataclass {attribute!r}{why}")
-    settings = [n for n, hint in inspect.get_annotations(found).items() if "ClassVar" not in str(hint)]
-    if settings and "__dataclass_fields__" not in vars(found):
-        raise UserError(f"{kind} {target!r}: its {', '.join(settings)} would be no settings: {mend}")
+    if unheard := _unheard(found):
+        raise UserError(f"{kind} {target!r}: its {', '.join(unheard)} would be no settings: {mend}")
     return found
+
+
+@cache
+def _unheard(cls: type) -> tuple[str, ...]:
+    """What it annotates as if for a dataclass, which a base of it is but not itself."""
+    if "__dataclass_fields__" in vars(cls):
+        return ()
+    return tuple(name for name, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint))
 
 
 def _load_file(path: Path, kind: str) -> types.ModuleType:

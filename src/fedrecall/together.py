@@ -18,8 +18,8 @@ from fedrecall.backends import OPTIONS
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.vectorised import Vectorised
 from fedrecall.config import Config
-from fedrecall.errors import UserError
-from fedrecall.experiment import Experiment, Interrupted, Result, signals
+from fedrecall.errors import Interrupted, UserError
+from fedrecall.experiment import Experiment, Result, signals
 
 
 def run_together(experiments: Sequence[Experiment]) -> list[Result]:

@@ -25,6 +25,7 @@ def test_fedavg_stops_elsewhere():
     assert abs(run.w - BEST) > 0.05
 
 
+@pytest.mark.no_cover  # others cover it, and in a long loop that is what takes longest
 @pytest.mark.parametrize(("momentum", "uniform"), [(0.0, True), (0.5, False)])
 def test_reaches_the_optimum_of_the_sum(momentum, uniform):
     run = Federated(quadratic(Scaffold)(uniform=uniform), recipe(STEPS, LR, momentum))

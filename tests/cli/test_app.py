@@ -3,10 +3,13 @@
 import shlex
 import subprocess
 import sys
+from importlib import import_module
+from inspect import cleandoc
 from pathlib import Path
 
 import pytest
 
+from fedrecall.cli.app import COMMANDS, app
 from fedrecall.errors import lacks_memory
 
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -38,6 +41,42 @@ for line in open("/proc/self/smaps"):
 def test_large_tensors_ask_for_huge_pages():
     done = subprocess.run([sys.executable, "-c", FLAGS], capture_output=True, text=True, check=True)
     assert "hg" in done.stdout.split("VmFlags:")[1].split()
+
+
+LIGHT = """
+import sys
+sys.argv = ["fedrecall", *{words}]
+from fedrecall.cli import main
+try:
+    main()
+finally:
+    assert not {{"torch", "scipy", "yaml"}} & sys.modules.keys()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--help"], 0, "partition"),
+        ([], 2, "partition"),
+        (["--version"], 0, "."),
+        (["rnu"], 2, "No such command 'rnu'. Did you mean 'run'?"),
+    ],
+)
+def test_what_needs_no_command_is_there_at_once(words, code, said):
+    done = subprocess.run([sys.executable, "-c", LIGHT.format(words=words)], capture_output=True, text=True)
+    assert (done.returncode, "Error" in done.stdout, "Traceback" in done.stderr) == (code, False, False)
+    assert said in done.stdout + done.stderr
+
+
+def test_the_list_of_commands_says_what_they_say():
+    for place, _ in COMMANDS.values():
+        import_module(f"fedrecall.cli.commands.{place}")
+    told = {i.name: (i.callback.__module__, cleandoc(i.callback.__doc__)) for i in app.registered_commands}
+    assert told.keys() == COMMANDS.keys()
+    for name, (place, said) in COMMANDS.items():
+        assert told[name][0] == f"fedrecall.cli.commands.{place}"
+        assert told[name][1].partition("\n\n")[0].replace("\n", " ") == said
 
 
 def test_the_package_runs_as_a_module():

@@ -1032,6 +1032,7 @@ def test_what_the_splits_of_ham10000_share_bounds_its_training_split():
     assert recipe.sizes == (range(10_015 - 2_492 - 1_285, 9_577 + 1), 1_285)
 
 
+@pytest.mark.no_cover  # others cover it, and in a long loop that is what takes longest
 @pytest.mark.parametrize("name", HERE)
 def test_real_data(name, tmp_path_factory):
     shape, count, mean, std = REAL[name]

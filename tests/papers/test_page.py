@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from tests.papers.outcomes import outcome
 
 from fedrecall.files import write_json
@@ -12,6 +13,7 @@ from fedrecall.papers.results import FOLDER, save
 ROOT = Path(__file__).parent.parent.parent
 
 
+@pytest.mark.no_cover  # others cover it, and in a long loop that is what takes longest
 def test_the_page_is_up_to_date():
     assert (ROOT / PAGE).read_text() == render(ROOT / FOLDER), "run `make docs`"
 

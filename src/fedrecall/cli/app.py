@@ -1,5 +1,6 @@
 """The app that commands register with, and what happens to a user's mistake."""
 
+import importlib
 import inspect
 import logging
 import os
@@ -11,10 +12,38 @@ from typing import Annotated, Any
 
 import typer
 import typer.core
+import typer.main
 import typer.models
 from rich.console import Console
 
-from fedrecall.errors import UserError, lacks_memory
+from fedrecall.errors import Interrupted, UserError, lacks_memory
+
+COMMANDS = {
+    "run": ("run", "Train one algorithm over one federation."),
+    "compare": ("compare", "Train several algorithms over the same federation and print them side by side."),
+    "reproduce": (
+        "reproduce",
+        "Run a paper's table in exactly its setup, and print published beside measured.",
+    ),
+    "watch": (
+        "watch",
+        "Show a running or finished run in the terminal; it reads the run folder and disturbs nobody.",
+    ),
+    "report": (
+        "reports",
+        "Put runs on one HTML page that needs nothing but a browser; seeds of one config become a band.",
+    ),
+    "figure": ("reports", "Draw one of the papers' figures from your runs."),
+    "predict": ("predict", "Say which class a trained model takes images, or rows of a table, for."),
+    "list": ("inspect", "List what can be named on the command line and in a config."),
+    "show": (
+        "inspect",
+        "Explain one algorithm, data set, partition, model, measure, figure or sink.",
+    ),
+    "partition": ("inspect", "Show who gets what: clients × classes as a chart and in numbers."),
+    "doctor": ("inspect", "Say what this machine offers: versions, threads, GPU, extras, data sets."),
+}
+"""Where each is, and its line in the list of them: PyTorch, which most need, takes seconds to import."""
 
 
 class Commands(typer.core.TyperGroup):
@@ -25,8 +54,6 @@ class Commands(typer.core.TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        from fedrecall.experiment import Interrupted
-
         try:
             return super().invoke(ctx)
         except Interrupted as stop:
@@ -34,8 +61,28 @@ class Commands(typer.core.TyperGroup):
             err.print(f"{_escaped(str(stop))}{saved}.", soft_wrap=True)
             raise typer.Exit(128 + stop.signum) from None
 
+    def __init__(self, **given: Any):
+        super().__init__(**given)
+        self._listed = False
+        self.commands = {n: typer.core.TyperCommand(n, help=said) for n, (_, said) in COMMANDS.items()}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names, in the order in which they are listed."""
+        return list(self.commands)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The list of them, for which none is imported."""
+        self._listed = True
+        super().format_help(ctx, formatter)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command, with the help of its arguments, which click 8.5 takes from what typer 0.20 made."""
+        if cmd_name in COMMANDS and not self._listed:
+            importlib.import_module(f"fedrecall.cli.commands.{COMMANDS[cmd_name][0]}")
+            (info,) = (i for i in app.registered_commands if i.name == cmd_name)
+            self.commands[cmd_name] = typer.main.get_command_from_info(
+                info, pretty_exceptions_short=False, rich_markup_mode=self.rich_markup_mode
+            )
         command = super().get_command(ctx, cmd_name)
         if command is not None and command.callback is not None:
             declared = inspect.signature(command.callback).parameters
@@ -55,6 +102,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # click does
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 NO_MEMORY = (

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import gaussian_kde, norm
 
 from fedrecall import streams
 from fedrecall.batches import LocalData
@@ -63,7 +62,7 @@ def circle_density(points: np.ndarray, angles: np.ndarray, least: float = 0.05) 
     spread = np.angle(np.exp(1j * (found - centre))).std()
     width = max(least, 1.06 * spread * len(found) ** -0.2)
     turns = angles[:, None] - found[None, :] + 2 * np.pi * np.arange(-2, 3)[:, None, None]
-    return np.asarray(norm.pdf(turns, scale=width).sum(0).mean(1))
+    return np.asarray(_gaussian(turns / width).sum(0).mean(1) / width)
 
 
 def plane_density(points: np.ndarray, x: np.ndarray, y: np.ndarray, least: float = 0.05) -> np.ndarray:
@@ -73,8 +72,14 @@ def plane_density(points: np.ndarray, x: np.ndarray, y: np.ndarray, least: float
     """
     grid = np.stack(np.meshgrid(x, y)).reshape(2, -1)
     if min(np.linalg.svd(points - points.mean(0), compute_uv=False)) > least * np.sqrt(len(points)):
+        from scipy.stats import gaussian_kde  # which takes a second to import
+
         found = gaussian_kde(points.T)(grid)
     else:
         away = np.linalg.norm(grid[:, :, None] - points.T[:, None, :], axis=0)
-        found = (norm.pdf(away / least) / (least**2 * np.sqrt(2 * np.pi))).mean(1)
+        found = (_gaussian(away / least) / (least**2 * np.sqrt(2 * np.pi))).mean(1)
     return np.asarray(found.reshape(len(y), len(x)))
+
+
+def _gaussian(values: np.ndarray) -> np.ndarray:
+    return np.asarray(np.exp(-(values**2) / 2) / np.sqrt(2 * np.pi))

@@ -65,15 +65,16 @@ class Variant:
             and (not self.datasets or config.dataset["name"] in self.datasets)
         )
 
-    def in_force(self, cell: Cell, config: Config) -> bool:
-        """Whether all that it changes in the cell's setup is so in this config."""
+    def in_force(self, cell: Cell, held: Settings) -> bool:
+        """Whether all that it changes in the cell's setup is so in a config (``flat``)."""
         if not cell.changed_by(self):
             return False
-        plain, changed, found = map(_flat, (cell.config(), cell.config(variant=self), config))
+        plain, changed = cell.changes(self)
         for key, value in self.settings.items():
             if isinstance(value, str) and value.startswith("="):
-                changed[key] = found.get(value[1:])  # what it is there, which another one may have changed
-        return all(found.get(k) == v for k, v in changed.items() if v != plain.get(k))
+                # What it is there, which another variant may have changed.
+                changed = {**changed, key: held.get(value[1:])}
+        return all(held.get(k) == v for k, v in changed.items() if v != plain.get(k))
 
 
 @dataclass(frozen=True)
@@ -124,12 +125,19 @@ class Cell:
         """Whether the variant, or one of those that it combines, is another setup than the paper's."""
         if variant.parts:
             return any(map(self.changed_by, variant.parts))
-        plain = self.config()
         if variant.table not in (None, self.table) or variant.not_in == self.table:
             return False
-        if not variant.applies(plain):
+        if not variant.applies(self.config()):
             return False
-        return self.config(variant=variant) != plain
+        return bool(self.changes(variant)[1])
+
+    def changes(self, variant: Variant) -> tuple[Settings, Settings]:
+        """The paper's setup (``flat``), and of the variant's what is not in it."""
+        key = self.key, variant.name
+        if key not in _changes:
+            plain, other = flat(self.config()), flat(self.config(variant=variant))
+            _changes[key] = plain, {k: v for k, v in other.items() if k not in plain or v != plain[k]}
+        return _changes[key]
 
     def config_with(self, variant: Variant | None) -> Config:
         """The setup with the variant, or the paper's where the variant changes nothing."""
@@ -137,6 +145,7 @@ class Cell:
 
 
 _made: dict[tuple[str, int, str | None], Config] = {}  # checking a config costs more than looking it up
+_changes: dict[tuple[str, str], tuple[Settings, Settings]] = {}
 
 
 @dataclass(frozen=True)
@@ -246,7 +255,8 @@ class Paper:
 
     def reading(self, cell: Cell, config: Config) -> Variant | None:
         """The variant that makes the cell's setup this config, if one does, or several together."""
-        found = [v for v in self.variants.values() if v.in_force(cell, config)]
+        held = flat(config)
+        found = [v for v in self.variants.values() if v.in_force(cell, held)]
         if not found:
             return None
         together = _combined(found)
@@ -265,13 +275,13 @@ def _combined(found: Sequence[Variant]) -> Variant:
     )
 
 
-def _flat(config: Config) -> Settings:
+def flat(config: Config) -> Settings:
     """Its settings, those inside others by dotted keys."""
-    flat: Settings = {}
+    found: Settings = {}
     for key, value in configs.as_dict(config).items():
         inside = value if isinstance(value, Mapping) else {}
-        flat |= {f"{key}.{k}": v for k, v in inside.items()} if inside else {key: value}
-    return flat
+        found |= {f"{key}.{k}": v for k, v in inside.items()} if inside else {key: value}
+    return found
 
 
 @cache

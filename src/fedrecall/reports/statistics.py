@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from fedrecall import streams
 from fedrecall.errors import UserError
@@ -99,6 +98,8 @@ def wilcoxon(differences: Sequence[float]) -> float | None:
         return None
     if not found.any():  # nothing differs: the test drops zeros and would have nothing left
         return 1.0
+    from scipy import stats  # which takes a second to import, and most comparisons have too few pairs
+
     return float(stats.wilcoxon(found).pvalue)
 
 

@@ -14,8 +14,8 @@ from fedrecall.cli import progress
 from fedrecall.cli.app import app, err, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
 from fedrecall.config import Config
-from fedrecall.errors import Busy, Missing, UserError
-from fedrecall.experiment import Experiment, Interrupted, Result
+from fedrecall.errors import Busy, Interrupted, Missing, UserError
+from fedrecall.experiment import Experiment, Result
 from fedrecall.records import RunFolder
 
 
