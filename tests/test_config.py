@@ -72,6 +72,9 @@ def test_dotted_keys_reach_into_specs_and_sections():
     assert made.algorithm["tau"] == 3
     assert made.training.lr == 0.5
     assert configs.make(configs.override({}, {"partition.s": 3})).partition == {"name": "shards", "s": 3}
+    # A spec that lacks what only the key says.
+    values = configs.override({"dataset": "folder"}, {"dataset.path": "here"})
+    assert configs.make(values).dataset["path"].endswith("here")
 
 
 @pytest.mark.parametrize("content", ["a: [", "- 1", "\x00", "&a [*a]", "!!python/object/apply:os.getcwd []"])

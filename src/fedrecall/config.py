@@ -243,7 +243,8 @@ def override(values: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[
             continue
         inner = result.get(head, {})
         if isinstance(inner, str) and head in REGISTRIES:  # "fedntd:beta=2" as a mapping
-            inner = REGISTRIES[head].spec(REGISTRIES[head].make(inner))
+            name, placed = REGISTRIES[head].placed(inner)
+            inner = placed | {"name": name}
         elif dataclasses.is_dataclass(inner) and not isinstance(inner, type):
             inner = specs.plain(inner)
         elif head in REGISTRIES and not inner:

@@ -333,17 +333,20 @@ class Registry:
 
     def make(self, spec: Any, **overrides: Any) -> Any:
         """An instance from ``name``, ``name:value,key=value``, a mapping with a ``name``, a class, or one."""
+        name, values = self.placed(spec)
+        return build(self.cls(name), values | overrides, f"{self.kind} {name}")
+
+    def placed(self, spec: Any) -> tuple[str, dict[str, Any]]:
+        """Name and values of a spec, these by their fields' names; they may be wrong or too few."""
         name, positional, values = self.parse(spec)
-        cls = self.cls(name)
-        names = [f.name for f in fields(cls)]
+        names = [f.name for f in fields(self.cls(name))]
         if len(positional) > len(names):
             raise UserError(f"{self.kind} {name} takes at most {len(names)} values, got {len(positional)}.")
         placed = dict(zip(names, positional, strict=False))
         twice = next((key for key in placed if key in values), None)
         if twice is not None:
             raise UserError(f"{self.kind} {spec!r} says {twice} twice.")
-        values = placed | values | overrides
-        return build(cls, values, f"{self.kind} {name}")
+        return name, placed | values
 
     def parse(self, spec: Any) -> tuple[str, list[str], dict[str, Any]]:
         """Name, positional values and keyed values of a spec, unchecked."""
