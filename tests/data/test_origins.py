@@ -150,6 +150,14 @@ def test_folders_tell_one_thing_and_lie_as_deep_as_that_needs(tmp_path):
         load(f"folder:{tmp_path / 'mine/north'},origin=site")
 
 
+def test_columns_to_ignore_must_be_there(tmp_path):
+    with pytest.raises(UserError, match="has no column 'patiend'; did you mean 'patient'"):
+        load(f"folder:{as_parquet(tmp_path / 'table')[0]},ignore=patiend")
+    load(f"folder:{tmp_path / 'table'},ignore=patient")
+    with pytest.raises(UserError, match="images in folders, and no columns to ignore"):
+        load(f"folder:{folders(tmp_path / 'mine')},origin=site,ignore=patient")
+
+
 @given(
     sizes=st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any), min_size=1, max_size=40),
     share=st.floats(0.05, 0.6),

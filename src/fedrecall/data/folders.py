@@ -74,6 +74,8 @@ def read_images(folder: Path, files: list[Path], told: Told, size: int) -> Sourc
     ``ORIGIN/CLASS`` in the place of ``CLASS``."""
     if not files:
         raise UserError(f"{folder} has no images in a folder per class, no parquet and no CSV files.")
+    if told.ignored:
+        raise UserError(f"{folder} has images in folders, and no columns to ignore: leave out ignore.")
     if len(told.columns) > 1:
         raise UserError(
             f"{folder} has images in folders, of which one alone is above that of the class: give origin and "

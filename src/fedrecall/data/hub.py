@@ -111,7 +111,8 @@ def table_rows(
     column = next((n for n in (image, "image", "img", *pictures) if n in features), None)
     if column is None:
         raise UserError(f"{source} has no column {image!r} of images; {nearest(image, features)}")
-    lacking = next((name for name in (label, *told.columns) if name not in features), None)
+    besides = *told.columns, *told.ignoring(list(features))
+    lacking = next((name for name in (label, *besides) if name not in features), None)
     if lacking is not None:
         raise UserError(f"{source} has no column {lacking!r}; {nearest(lacking, features)}")
     if isinstance(features[column], datasets.Image):
