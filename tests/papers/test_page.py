@@ -57,6 +57,10 @@ def test_what_was_made_by_code_that_no_revision_holds_says_so(tmp_path):
     page = render(tmp_path)
     assert "Measured on (+: a revision with changes that were not committed):" in page
     assert "revisions 0123456789, 0123456789+\n" in page
+    for seed, git in enumerate(["1" * 40, "2" * 40, ""], 2):
+        save(outcome(cell, [30.0], seed=seed, git=git), tmp_path)
+    page = render(tmp_path)
+    assert ", 5 revisions, which the results' files name, among them 0123456789+, unknown\n" in page
 
 
 def test_a_cell_that_no_run_answers_stands_there_once(tmp_path):

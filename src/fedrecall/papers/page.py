@@ -34,6 +34,10 @@ from fedrecall.papers.verdicts import (
 )
 
 PAGE = Path("docs/reproduction.md")
+FEW = 4
+"""Up to how many revisions a line names."""
+UNKNOWN = "unknown"
+"""The revision of a run whose code was not under version control."""
 MEASURED = (
     "column",
     "method",
@@ -230,13 +234,12 @@ def _machines(results: Results) -> str:
     lines = []
     for (machine, torch, precision), runs in sorted(found.items()):
         dates = sorted(str(r.made.get("started", ""))[:10] for r in runs)
-        revisions = sorted({_abridged(start.get("git") or "unknown") for r in runs for start in r.starts})
+        revisions = sorted({_abridged(start.get("git") or UNKNOWN) for r in runs for start in r.starts})
         when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
         count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
         rounds = sum(r.done for r in runs)
         lines.append(
-            f"- {machine}, {torch}, {precision}: {count}, {rounds:,} rounds, {when}, "
-            f"revisions {', '.join(revisions)}"
+            f"- {machine}, {torch}, {precision}: {count}, {rounds:,} rounds, {when}, {_counted(revisions)}"
         )
     changed = any(str(start.get("git")).endswith("+") for r in results for start in r.starts)
     head = "Measured on" + " (+: a revision with changes that were not committed)" * changed
@@ -245,6 +248,15 @@ def _machines(results: Results) -> str:
 
 def _abridged(revision: str) -> str:
     return revision[:10] + "+" * revision.endswith("+")
+
+
+def _counted(revisions: Sequence[str]) -> str:
+    """A few by name; of many how many, and those that nobody can get back to."""
+    if len(revisions) <= FEW:
+        return f"revisions {', '.join(revisions)}"
+    odd = [name for name in revisions if name.endswith("+") or name == UNKNOWN]
+    among = f", among them {', '.join(odd)}" if odd else ""
+    return f"{len(revisions)} revisions, which the results' files name{among}"
 
 
 def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) -> str:
