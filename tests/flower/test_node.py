@@ -270,3 +270,24 @@ def test_statistics_of_many_rows_and_of_the_pixels_of_images_are_told(tmp_path, 
     few = {"client": 0, "data": "synthetic:train=2,test=1,classes=2,size="}
     assert announced({**few, "data": few["data"] + "8"}, config)["mean"] != []
     assert "reason" in announced({**few, "data": few["data"] + "2"}, config)  # of 8 pixels
+
+
+class Text(str):
+    """Remembers how much of it was looked at."""
+
+    def split(self, *how):
+        raise AssertionError("all of it was looked at")
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("no\n  such\tfile\x1b[2J", "no such file\N{REPLACEMENT CHARACTER}[2J"),
+        ("x" * 500, "x" * 500),
+        ("x" * 501, "x" * 500 + " ..."),
+        (Text("x" * 5_000), "x" * 500 + " ..."),
+        ("why" + " " * 5_000 + "not", "why ..."),
+    ],
+)
+def test_of_what_others_say_one_short_line_is_quoted(said, line):
+    assert wire.tidy(said) == line

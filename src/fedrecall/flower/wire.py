@@ -271,8 +271,10 @@ def refused(content: RecordDict) -> Refusal | None:
 
 def tidy(reason: str) -> str:
     """Somebody else's text, fit for a line of ours."""
-    line = printable(" ".join(reason.split()))
-    return line if len(line) <= LONGEST_REASON else line[:LONGEST_REASON] + " ..."
+    looked_at = reason[: 4 * LONGEST_REASON]  # of what may be megabytes
+    line = printable(" ".join(looked_at.split()))
+    whole = len(looked_at) == len(reason) and len(line) <= LONGEST_REASON
+    return line if whole else line[:LONGEST_REASON] + " ..."
 
 
 def check_seconds(said: float) -> None:
