@@ -52,15 +52,15 @@ def test_squares_whose_four_pixels_are_channels_are_pooled_alike(dtype, channels
 
 
 @pytest.mark.parametrize(
-    ("dtype", "can"), [(torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)]
+    ("dtype", "fast"), [(torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)]
 )
 @pytest.mark.parametrize(
     ("kernel", "padding", "bias"), [(5, 0, True), (3, 1, False), (1, 0, True), ((5, 3), (2, 0), True)]
 )
 def test_a_narrow_convolution_with_its_pooling_is_what_the_three_layers_compute(
-    dtype, can, kernel, padding, bias, monkeypatch
+    dtype, fast, kernel, padding, bias, monkeypatch
 ):
-    monkeypatch.setattr(kernels, "MULTIPLIES_BFLOAT16", can)
+    monkeypatch.setattr(kernels, "FAST_BFLOAT16", fast)
     conv = nn.Conv2d(3, 6, kernel, padding=padding, bias=bias).to(dtype)
     layers = [conv, nn.ReLU(), nn.MaxPool2d(2)]
     x = torch.randn(4, 3, 12, 14, generator=stream()).to(dtype).contiguous(memory_format=torch.channels_last)
@@ -130,7 +130,7 @@ def test_linear_is_what_pytorch_computes():
         torch.testing.assert_close(a, b.float(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("can", [True, False])
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
@@ -139,8 +139,8 @@ def test_linear_is_what_pytorch_computes():
         (lambda: nn.Conv2d(3, 6, 3, padding=1, padding_mode="circular", bias=False), (5, 3, 8, 8)),
     ],
 )
-def test_bfloat16_is_multiplied_on_a_cpu_that_cannot_as_on_one_that_can(make, shape, can, monkeypatch):
-    monkeypatch.setattr(kernels, "MULTIPLIES_BFLOAT16", can)
+def test_bfloat16_is_multiplied_on_a_cpu_that_is_slow_at_it_as_on_a_fast_one(make, shape, fast, monkeypatch):
+    monkeypatch.setattr(kernels, "FAST_BFLOAT16", fast)
     torch.manual_seed(0)
     layer = kernels.equip(make()).bfloat16()
     x = torch.randn(shape, generator=stream()).bfloat16()
@@ -155,7 +155,7 @@ def test_bfloat16_is_multiplied_on_a_cpu_that_cannot_as_on_one_that_can(make, sh
         assert float((a.float() - b).norm()) <= 1e-2 * float(b.norm())
 
 
-def test_a_cpu_that_cannot_multiply_bfloat16_is_asked_for_single_precision(monkeypatch):
+def test_a_cpu_that_is_slow_at_bfloat16_is_asked_for_single_precision(monkeypatch):
     asked = []
     for name in ("linear", "conv2d"):
         real = getattr(F, name)
@@ -163,12 +163,34 @@ def test_a_cpu_that_cannot_multiply_bfloat16_is_asked_for_single_precision(monke
             F, name, lambda x, *rest, real=real, **more: asked.append(x.dtype) or real(x, *rest, **more)
         )
     model = Model(build("lenet_cifar", (3, 32, 32), 4), compute=torch.bfloat16)
-    for can in (False, True):
-        monkeypatch.setattr(kernels, "MULTIPLIES_BFLOAT16", can)
+    for fast in (False, True):
+        monkeypatch.setattr(kernels, "FAST_BFLOAT16", fast)
         asked.clear()
         model.frozen(model.initial(), torch.rand(2, 3, 32, 32, generator=stream()))
-        assert set(asked) == {torch.bfloat16 if can else torch.float32}
+        assert set(asked) == {torch.bfloat16 if fast else torch.float32}
         assert len(asked) == len(list(filter(lambda m: hasattr(m, "weight"), model.module.modules())))
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "fast"),
+    [
+        ("AMD EPYC", {"avx512_bf16"}, True),  # Zen 4 and 5
+        ("AMD EPYC", {"avx512_bf16", "avx512_fp16"}, True),
+        ("AMD EPYC", set(), False),  # Zen 3: no AVX-512
+        ("Intel Xeon", {"avx512_f"}, False),  # Skylake to Ice Lake: emulated
+        ("Intel Xeon", {"avx512_bf16"}, True),  # Cooper Lake
+        ("Intel Xeon", {"avx512_bf16", "avx512_fp16", "amx_bf16"}, True),  # Sapphire Rapids
+        ("Intel Xeon", {"avx512_bf16", "avx512_fp16"}, False),  # the same with its tiles hidden
+    ],
+)
+def test_bfloat16_is_multiplied_where_a_cpu_is_fast_at_it(name, flags, fast):
+    known = dict.fromkeys(("avx512_f", "avx512_bf16", "avx512_fp16", "amx_bf16"), False)
+    cpu = {**known, **dict.fromkeys(flags, True), "architecture": "x86_64", "cpu_name": name}
+    assert kernels.fast_bfloat16(cpu) is fast
+
+
+def test_this_cpus_capabilities_are_understood():
+    assert kernels.fast_bfloat16(torch.cpu.get_capabilities()) in (False, True)
 
 
 def test_only_pytorchs_own_layers_are_replaced():

@@ -2,14 +2,14 @@
 
 Measured on one core with AVX-512 (docs/performance.md): convolutions and pooling take a fraction of
 the time when channels are the last axis in memory, and single-precision linear layers half of it in
-oneDNN, which PyTorch asks for convolutions but not for these. Where a CPU cannot multiply bfloat16,
-its numbers are multiplied in single precision. All else here steps aside under ``torch.func``, on other
-devices and in double precision, where PyTorch's own kernels are right.
+oneDNN, which PyTorch asks for convolutions but not for these. Where a CPU does not gain by multiplying
+bfloat16, its numbers are multiplied in single precision. All else here steps aside under ``torch.func``,
+on other devices and in double precision, where PyTorch's own kernels are right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeGuard, cast
 
@@ -74,21 +74,37 @@ AVAILABLE: bool = torch.backends.mkldnn.is_available() and hasattr(  # type: ign
     torch.ops.mkldnn, "_linear_pointwise"
 )
 
-MULTIPLIES_BFLOAT16: bool = (
+
+def fast_bfloat16(cpu: Mapping[str, Any]) -> bool:
+    """Whether a CPU of these capabilities is faster in bfloat16 than by way of single precision.
+
+    oneDNN multiplies it on any x86 with AVX-512, but without an instruction for it in three times as
+    long. Intel's server cores from Sapphire Rapids on, which are known by AVX512_FP16, have their
+    speed in tiles; where a virtual machine hides these, AVX512_BF16 takes half as long again.
+    """
+    if cpu["architecture"] not in ("x86_64", "x86"):
+        return True
+    slow = "Intel" in cpu["cpu_name"] and cpu["avx512_fp16"]
+    return bool(cpu["amx_bf16"] or (cpu["avx512_bf16"] and not slow))
+
+
+FAST_BFLOAT16: bool = (
     AVAILABLE
     and hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")
     and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    and fast_bfloat16(torch.cpu.get_capabilities())
 )
-"""Whether oneDNN multiplies bfloat16 on this CPU; PyTorch's own loops for it take many times as long."""
+"""Whether this CPU does. Without oneDNN, PyTorch's own loops for bfloat16 take many times as long."""
 
 
 def widened(product: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
-    """``product(*given)``, by way of single precision where the CPU cannot multiply what is given.
+    """``product(*given)``, by way of single precision where the CPU is faster in it than in bfloat16.
 
-    That is what a CPU that can does: it rounds what goes in and what comes out, and sums in between exactly.
+    That is what bfloat16's own instructions do: they round what goes in and what comes out, and sum in
+    between in single precision.
     """
     x = given[0]
-    if MULTIPLIES_BFLOAT16 or x is None or x.dtype != torch.bfloat16 or x.device.type != "cpu":
+    if FAST_BFLOAT16 or x is None or x.dtype != torch.bfloat16 or x.device.type != "cpu":
         return product(*given)
     return product(*(None if t is None else t.float() for t in given)).to(x.dtype)
 

@@ -26,6 +26,7 @@ from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError, nearest
 from fedrecall.experiment import federate
 from fedrecall.measures import MEASURES
+from fedrecall.models import kernels
 from fedrecall.models.model import Model
 from fedrecall.models.networks import MODELS, build, factory_of
 from fedrecall.sinks import SINKS
@@ -275,10 +276,7 @@ def doctor_command(data_root: DataRoot = None) -> None:
         shown.add_row(package, _version(package) or "not installed")
     shown.add_row("Python", platform.python_version())
     shown.add_row("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores")
-    shown.add_row(
-        "bfloat16 on CPU",
-        "in hardware" if _cpu_flag("avx512_bf16") or _cpu_flag("amx_bf16") else "no faster than float32",
-    )
+    shown.add_row("bfloat16 on CPU", f"{'faster' if kernels.FAST_BFLOAT16 else 'slower'} than float32")
     shown.add_row("GPU", torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
     shown.add_row("backends", ", ".join(BACKENDS))
     for extra, package in {"ray": "ray", "flower": "flwr", "dp": "dp-accounting"}.items():
@@ -299,13 +297,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_flag(flag: str) -> bool:
-    try:
-        return flag in Path("/proc/cpuinfo").read_text().split()
-    except OSError:
-        return False
 
 
 def summary(cls: type) -> str:
