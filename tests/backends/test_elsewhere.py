@@ -1,0 +1,143 @@
+"""On a device that is not the CPU every algorithm and measure finds what it finds on the CPU.
+
+Where there is a GPU, `test_vectorised.py` asks it. This asks `elsewhere.cpp`, a device that the CPU plays and
+whose tensors do not mix with the CPU's: one made on the wrong side is an error there as on a GPU.
+"""
+
+import os
+import shutil
+import subprocess
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.algorithms.cases import BATCH_NORM, CASES, NORMED, VARIANTS, Case, assert_same, experiment
+from torch.utils.cpp_extension import include_paths, library_paths
+
+from fedrecall import trees
+from fedrecall.backends.serial import Serial
+from fedrecall.backends.vectorised import Options, Vectorised
+from fedrecall.experiment import Experiment
+from fedrecall.measures import MEASURES
+
+COMPILER = shutil.which(os.environ.get("CXX", "g++"))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here to make a device with"),
+]
+SETTINGS = {"augmentation": "crop:1+flip+cutout:2", "partition": "lda:0.5", "rounds": 2}
+HOW = {
+    "one by one": Serial,
+    "stacked": Vectorised,
+    "stacked, matmul": lambda work: Vectorised(work, Options(convolutions="matmul")),
+}
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> torch.device:
+    """The device, compiled and made known to PyTorch; for the rest of the process."""
+    library = tmp_path_factory.mktemp("elsewhere") / "elsewhere.so"
+    command = [str(COMPILER), "-std=c++20", "-O1", "-shared", "-fPIC"]
+    command += [str(Path(__file__).with_name("elsewhere.cpp")), "-o", str(library)]
+    command += [f"-isystem{path}" for path in include_paths()] + [f"-L{path}" for path in library_paths()]
+    command += [
+        "-ltorch",
+        "-ltorch_cpu",
+        "-lc10",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+    ]
+    made = subprocess.run(command, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    torch.ops.load_library(library)
+    torch.utils.rename_privateuse1_backend("elsewhere")
+    module = types.ModuleType("torch.elsewhere")
+    vars(module).update(is_available=lambda: True, device_count=lambda: 1, current_device=lambda: 0)
+    vars(module).update(_is_in_bad_fork=lambda: False, manual_seed_all=lambda seed: None)
+    torch._register_device_module("elsewhere", module)
+    return torch.device("elsewhere:0")
+
+
+@pytest.fixture
+def there(elsewhere: torch.device, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes the small experiment on the device."""
+
+    def make(how: Any, spec: str, *given: Any, **settings: Any) -> Experiment:
+        with monkeypatch.context() as patch:
+            patch.setattr("fedrecall.experiment.device_of", lambda config: elsewhere)
+            found = experiment(spec, *given, **settings)
+        assert found.model.device == elsewhere
+        monkeypatch.setattr("fedrecall.experiment.open_backend", lambda _, work: how(work))
+        return found
+
+    return make
+
+
+def on_cpu(tree: Any) -> Any:
+    return trees.transform(lambda t: t.cpu(), tree)
+
+
+def test_the_device_is_none_that_the_cpu_mixes_with(elsewhere):
+    x, y = torch.ones(3, device=elsewhere), torch.ones(3)
+    for mix in (
+        lambda: x + y,
+        lambda: torch.equal(x, y),
+        lambda: torch.cat([x, y]),
+        lambda: torch.where(y > 0, x, x),
+    ):
+        with pytest.raises(RuntimeError, match=r"same device|devices are mixed"):
+            mix()
+    with pytest.raises(TypeError, match=r"Use Tensor\.cpu"):
+        np.asarray(x)
+    torch.testing.assert_close((x + 1).cpu(), y + 1)
+
+
+@pytest.mark.parametrize("how", HOW.values(), ids=list(HOW))
+@pytest.mark.parametrize("case", [*CASES, *VARIANTS], ids=lambda case: case.spec)
+def test_an_algorithm_trains_there_as_on_the_cpu(case: Case, how: Any, there: Any):
+    settings = SETTINGS | case.settings
+    expected = experiment(case.spec, **settings)
+    expected.run()
+    found = there(how, case.spec, **settings)
+    found.run()
+    assert_same(on_cpu(found.server), expected.server, 1e-9, case.spec)
+
+
+@pytest.mark.parametrize("case", NORMED, ids=lambda case: case.spec)
+def test_with_batch_norm_too(case: Case, there: Any):
+    settings = SETTINGS | case.settings | {"model": BATCH_NORM}
+    expected = experiment(case.spec, **settings)
+    expected.run()
+    found = there(Vectorised, case.spec, **settings)
+    found.run()
+    assert_same(on_cpu(found.server), expected.server, 1e-9, case.spec)
+
+
+@pytest.mark.parametrize("spec", ["fedntd", "fedcurv", "sfedkd:teachers=2", "private:of=fedavg,noise=0.1"])
+def test_every_measure_and_a_run_that_goes_on(spec: str, there: Any, tmp_path: Path):
+    settings = {
+        "measures": tuple(m for m in MEASURES if m != "chain" or spec.startswith("sfedkd")),
+        "rounds": 3,
+    }
+    expected = experiment(spec, **settings).run()
+
+    there(Vectorised, spec, tmp_path, **settings | {"rounds": 2}).run()
+    found = there(Vectorised, spec, tmp_path, True, **settings).run()
+    assert_same(on_cpu(found.weights), expected.weights, 1e-9, spec)
+    assert len(found.history) == len(expected.history)
+    for a, b in zip(found.history, expected.history, strict=True):
+        assert a.keys() == b.keys()
+        for name in a.keys() - {"seconds", "clients"}:
+            np.testing.assert_allclose(
+                _numbers(a[name]), _numbers(b[name]), rtol=1e-6, atol=1e-9, err_msg=name
+            )
+
+
+def _numbers(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        return [x for key in sorted(value) for x in _numbers(value[key])]
+    if isinstance(value, (list, tuple)):
+        return [x for one in value for x in _numbers(one)]
+    return [] if value is None or isinstance(value, str) else [float(value)]
