@@ -4,6 +4,7 @@ Where there is a GPU, `test_vectorised.py` asks it. This asks `elsewhere.cpp`, a
 whose tensors do not mix with the CPU's: one made on the wrong side is an error there as on a GPU.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from tests.algorithms.cases import BATCH_NORM, CASES, NORMED, VARIANTS, Case, assert_same, experiment
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.cpp_extension import include_paths, library_paths
 
 from fedrecall import trees
@@ -141,3 +144,78 @@ def _numbers(value: Any) -> list[float]:
     if isinstance(value, (list, tuple)):
         return [x for one in value for x in _numbers(one)]
     return [] if value is None or isinstance(value, str) else [float(value)]
+
+
+class Recording(TorchDispatchMode):
+    """What a CUDA graph keeps: operations on tensors in memory that stays, to be done again.
+
+    It refuses what a capture refuses: to wait for a number, for a size, or for the CPU's memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[tuple[Any, Any, Any, list[tuple[torch.Tensor, int]]]] = []
+        self.replays = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        given = [t for t in given if t.dim() or t.device.type != "cpu"]  # a number is kept as it is now
+        name = func.name().partition(".")[0].removeprefix("aten::")
+        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2"), name
+        assert not (name == "index" and any(t.dtype in (torch.bool, torch.uint8) for t in given[1:])), (
+            "a mask"
+        )
+        out = func(*args, **(kwargs or {}))
+        found = [(i, t) for i, t in enumerate(tree_leaves(out)) if isinstance(t, torch.Tensor)]
+        assert len({t.device.type for t in given} | {t.device.type for _, t in found}) <= 1, (
+            f"{name}: the CPU"
+        )
+        if found and found[0][1].device.type == "cpu":
+            return out  # the CPU's own business is done once
+        memory = {t.untyped_storage().data_ptr() for t in given}
+        fresh = [(t, i) for i, t in found if t.untyped_storage().data_ptr() not in memory]
+        if fresh or func._schema.is_mutable:  # what is a view is one already
+            self.kept.append((func, args, kwargs or {}, fresh))
+        return out
+
+    def replay(self) -> None:
+        self.replays += 1
+        for func, args, kwargs, fresh in self.kept:
+            made = tree_leaves(func(*args, **kwargs))
+            for tensor, place in fresh:
+                tensor.copy_(made[place])
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
+    """CUDA's graphs and streams, played. Gives what was recorded."""
+    made: list[Recording] = []
+
+    def graph() -> Recording:
+        made.append(Recording())
+        return made[-1]
+
+    monkeypatch.setattr("torch.cuda.CUDAGraph", graph)
+    monkeypatch.setattr("torch.cuda.graph", lambda recording, stream: recording)
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(
+            f"torch.cuda.{name}", lambda *_: types.SimpleNamespace(wait_stream=lambda other: None)
+        )
+    for name in ("device", "stream"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda _: contextlib.nullcontext())
+    return made
+
+
+@pytest.mark.parametrize("options", [Options(graph=True), Options(graph=True, chunk=1, lanes=3)], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *VARIANTS], ids=lambda case: case.spec)
+def test_a_recorded_training_is_done_again_with_what_is_new(
+    case: Case, options: Options, there: Any, graphs: list[Recording]
+):
+    # Clients of one size, so that later rounds find a record; a rate that falls from round to round.
+    settings = SETTINGS | case.settings | {"partition": "iid", "rounds": 4}
+    expected = experiment(case.spec, **settings)
+    expected.run()
+    found = there(lambda work: Vectorised(work, options), case.spec, **settings)
+    found.run()
+    assert_same(on_cpu(found.server), expected.server, 1e-9, case.spec)
+    assert max(graph.replays for graph in graphs) > 1
