@@ -157,10 +157,10 @@ def test_bfloat16_is_multiplied_on_a_cpu_that_is_slow_at_it_as_on_a_fast_one(mak
 
 def test_a_cpu_that_is_slow_at_bfloat16_is_asked_for_single_precision(monkeypatch):
     asked = []
-    for name in ("linear", "conv2d"):
-        real = getattr(F, name)
+    for where, name in ((F, "linear"), (F, "conv2d"), (kernels, "product")):
+        real = getattr(where, name)
         monkeypatch.setattr(
-            F, name, lambda x, *rest, real=real, **more: asked.append(x.dtype) or real(x, *rest, **more)
+            where, name, lambda x, *rest, real=real, **more: asked.append(x.dtype) or real(x, *rest, **more)
         )
     model = Model(build("lenet_cifar", (3, 32, 32), 4), compute=torch.bfloat16)
     for fast in (False, True):
