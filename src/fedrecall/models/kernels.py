@@ -82,10 +82,10 @@ def fast_bfloat16(cpu: Mapping[str, Any]) -> bool:
     long. Intel's server cores from Sapphire Rapids on, which are known by AVX512_FP16, have their
     speed in tiles; where a virtual machine hides these, AVX512_BF16 takes half as long again.
     """
-    if cpu["architecture"] not in ("x86_64", "x86"):
+    if cpu.get("architecture") not in ("x86_64", "x86"):
         return True
-    slow = "Intel" in cpu["cpu_name"] and cpu["avx512_fp16"]
-    return bool(cpu["amx_bf16"] or (cpu["avx512_bf16"] and not slow))
+    slow = "Intel" in cpu.get("cpu_name", "Intel") and cpu.get("avx512_fp16")
+    return bool(cpu.get("amx_bf16") or (cpu.get("avx512_bf16") and not slow))
 
 
 FAST_BFLOAT16: bool = (
