@@ -480,20 +480,7 @@ def findable(kind: str, made: Callable[..., Any], find: Callable[[str], Any], na
 
 def _load(target: str, kind: str) -> type:
     place, _, attribute = target.rpartition(":")
-    if place.endswith(".py"):
-        module = _load_file(Path(place), kind)
-    else:
-        if not all(part.isidentifier() for part in place.split(".")):
-            raise UserError(
-                f"{kind} {shown(target)}: {shown(place)} is neither a module nor a file that ends in .py."
-            )
-        try:
-            module = importlib.import_module(place)
-        except Exception as error:
-            if isinstance(error, ModuleNotFoundError) and error.name and place.startswith(error.name):
-                raise UserError(f"{kind} {target!r}: there is no module {place!r} to import.") from error
-            why = f"{type(error).__name__}: {error}"
-            raise UserError(f"{kind} {target!r}: {place} could not be imported: {why}") from error
+    module = module_at(place, f"{kind} {shown(target)}")
     found = getattr(module, attribute, None)
     mend = f"write @dataclass(frozen=True) above class {attribute}."
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
@@ -519,24 +506,41 @@ def _unheard(cls: type) -> tuple[str, ...]:
     return tuple(name for name, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint))
 
 
-def _load_file(path: Path, kind: str) -> types.ModuleType:
+def module_at(place: str, user: str) -> types.ModuleType:
+    """The module of that name, or of a user's file; a UserError that begins with ``user``, who names it."""
+    if place.endswith(".py"):
+        return _load_file(Path(place), user)
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise UserError(f"{user}: {shown(place)} is neither a module nor a file that ends in .py.")
+    try:
+        return importlib.import_module(place)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and place.startswith(error.name):
+            raise UserError(
+                f"{user}: there is no module {place!r} to import; a file's path ends in .py."
+            ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise UserError(f"{user}: {place} could not be imported: {why}") from error
+
+
+def _load_file(path: Path, user: str) -> types.ModuleType:
     path = path.resolve()
     try:
         source = path.read_bytes()
     except OSError:
         if path in _loaded_files:  # deleted since, or of another machine
             return _loaded_files[path]
-        raise Missing(f"{kind}: there is no file {path}.") from None
+        raise Missing(f"{user}: there is no file {path}.") from None
     if loaded_sources.get(path, source) != source:
         warnings.warn(
             f"{path} has changed since it was loaded: this process goes on with what it was. Start another "
             "one (a notebook: restart its kernel) for what it is.",
             RuntimeWarning,
         )
-    return load_source(path, source, kind)
+    return load_source(path, source)
 
 
-def load_source(path: Path, source: bytes, kind: str) -> types.ModuleType:
+def load_source(path: Path, source: bytes) -> types.ModuleType:
     """The module of a user's file with this content, which may lie on another machine.
 
     It may import what lies beside it, after what is installed.

@@ -306,12 +306,12 @@ def test_a_users_file_reaches_machines_that_do_not_have_it(opened, tmp_path):
 
 def test_source_becomes_the_same_module_wherever_it_is_read(tmp_path):
     path = tmp_path / "thing.py"
-    module = specs.load_source(path, b"value = 2\n", "test")  # there is no such file here
+    module = specs.load_source(path, b"value = 2\n")  # there is no such file here
     assert module.value == 2
-    assert specs.load_source(path, b"value = 3\n", "test") is module
+    assert specs.load_source(path, b"value = 3\n") is module
     assert specs.loaded_sources[path] == b"value = 2\n"
     with pytest.raises(UserError, match="could not be imported: ZeroDivisionError"):
-        specs.load_source(tmp_path / "other.py", b"1 / 0", "test")
+        specs.load_source(tmp_path / "other.py", b"1 / 0")
 
 
 # What cannot work is said before it is tried.

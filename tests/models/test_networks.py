@@ -374,7 +374,7 @@ def test_what_is_wrong_with_a_users_model_is_said_in_a_sentence(user, tail, sent
         build(f"{user}:{tail}", CIFAR, 10)
 
 
-def test_a_missing_file_or_module_is_named(tmp_path):
+def test_a_missing_or_broken_file_or_module_is_named(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="there is no file"):
         build(f"{tmp_path}/none.py:Net", CIFAR, 10)
     with pytest.raises(UserError, match="no module 'nowhere_at_all'"):
@@ -382,6 +382,10 @@ def test_a_missing_file_or_module_is_named(tmp_path):
     (tmp_path / "broken.py").write_text("import nowhere_at_all")
     with pytest.raises(UserError, match="nowhere_at_all"):
         build(f"{tmp_path}/broken.py:Net", CIFAR, 10)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "unfinished_networks.py").write_text("1 / 0")
+    with pytest.raises(UserError, match="unfinished_networks could not be imported: ZeroDivisionError"):
+        build("unfinished_networks:Net", CIFAR, 10)
 
 
 class Given(nn.Module):

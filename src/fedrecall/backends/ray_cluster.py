@@ -78,7 +78,7 @@ class Actor:
         try:
             sys.path.extend(path for path in places.path if path not in sys.path)
             for path, source in places.files.items():  # where a user's own classes are defined
-                specs.load_source(path, source, "actor")
+                specs.load_source(path, source)
             self._fixed = (*unfold(work), unfold(data, copy=False))
         except Exception as error:
             return _answer(_told(error))

@@ -168,7 +168,7 @@ def work(channel: Channel) -> None:
         try:
             if fixed is None:
                 for path, source in files.items():  # where a user's own classes are defined
-                    specs.load_source(path, source, "worker")
+                    specs.load_source(path, source)
                 fixed = unpack(parcel)
                 answer: Any = None
             else:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -363,19 +361,7 @@ def factory_of(path: str) -> Callable[..., Any]:
     """A user's class or function that makes a network, by its path."""
     specs.permit("model", path)
     place, _, attribute = path.rpartition(":")
-    if place.endswith(".py"):
-        found: Any = specs._load_file(Path(place), f"model {path!r}")
-    else:
-        if not all(part.isidentifier() for part in place.split(".")):
-            raise UserError(f"model {path!r}: {place!r} is neither a module nor a file that ends in .py.")
-        try:
-            found = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name is None or not place.startswith(error.name):
-                raise UserError(f"model {path!r}: importing {place} failed: {error}.") from error
-            raise UserError(
-                f"model {path!r}: there is no module {place!r} to import; a file's path ends in .py."
-            ) from error
+    found: Any = specs.module_at(place, f"model {path!r}")
     for part in attribute.split("."):
         if not hasattr(found, part):
             known = [n for n, v in vars(found).items() if callable(v) and not n.startswith("_")]
