@@ -330,8 +330,11 @@ def test_a_run_says_its_epsilon_and_says_the_same_when_resumed(tmp_path):
 
 
 def test_chains_batch_norm_and_a_missing_accountant_are_explained(monkeypatch):
+    with pytest.raises(UserError, match="chains = 1 of 3 clients show each client's model to the next"):
+        experiment("private", chains=1)  # before anything is begun
     with pytest.raises(UserError, match="let every client be a chain"):
-        experiment("private", chains=1).run()
+        Private().relay(None, None)
+    experiment("private", chains=3)
     with pytest.raises(UserError, match="without batch normalisation"):
         experiment("private", model=BATCH_NORM)
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)

@@ -124,6 +124,11 @@ class Config:
             raise UserError(
                 f"chains = {self.chains} needs at least as many sampled clients, not {self.sampled}."
             )
+        if self.chains is not None and self.chains < self.sampled and protects:
+            raise UserError(
+                f"chains = {self.chains} of {self.sampled} clients show each client's model to the next, "
+                f"which {self.algorithm['name']} does not protect: leave chains out."
+            )
 
     @property
     def sampled(self) -> int:
