@@ -23,7 +23,7 @@ FedNTD, and beside the simplest of its parts, which is to say what the others ad
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +127,27 @@ def methods(setting: str) -> tuple[list[str], list[str]]:
     return list(BASELINES), list(CANDIDATES)
 
 
-def tenths(accuracies: Iterable[float]) -> list[float]:
-    """The mean over every tenth of the rounds; the last one, the level, is what counts. A remainder of rounds
-    is left out at the beginning."""
-    values = list(accuracies)
-    size = max(1, len(values) // 10)
-    ends = range(len(values), size - 1, -size)[:10]
-    return [float(np.mean(values[end - size : end])) for end in reversed(ends)]
+def tenths(accuracies: Mapping[int, float], rounds: int) -> list[float]:
+    """The mean over every tenth of the rounds, of those that were evaluated; the last one, the level, is what
+    counts. A remainder of rounds is left out at the beginning."""
+    size = max(1, rounds // 10)
+    ends = range(rounds, size - 1, -size)[:10]
+    found = [[a for r, a in accuracies.items() if end - size < r <= end] for end in reversed(ends)]
+    return [float(np.mean(values)) for values in found]
+
+
+def played(config_: configs.Config, folder: Path, data: Dataset, seldom: int) -> list[float]:
+    """The run's accuracy by tenths. Before the last one ``seldom`` rounds go by from one evaluation to the
+    next: one takes a third of the time of training in such a round, and changes nothing that counts."""
+    tenth = max(1, config_.rounds // 10)
+    early, seldom = config_.rounds - tenth, min(seldom, tenth)
+    metrics = folder / "metrics.jsonl"
+    begun = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+    if seldom > 1 and begun < early:
+        first = dataclasses.replace(config_, rounds=early, evaluate_every=seldom)
+        Experiment(first, folder, resume=True, dataset=data).run()
+    result = Experiment(config_, folder, resume=True, dataset=data).run()
+    return tenths({r["round"]: r["accuracy"] for r in result.history if "accuracy" in r}, len(result.history))
 
 
 def measure(
@@ -143,6 +157,7 @@ def measure(
     seeds: int,
     rounds: int | None,
     kept: Path | None = None,
+    seldom: int = 1,
     **how: object,
 ) -> tuple[Accuracies, Curves]:
     """The level by setting, method and seed, and the way there: of who is in the race, on held-out training
@@ -166,8 +181,7 @@ def measure(
                 else:
                     place = setting.replace(":", "/"), name.replace(" ", "-"), f"seed{seed}"
                     folder = runs.joinpath("test" if test else "select", *place)
-                    result = Experiment(config_, folder, resume=True, dataset=data).run()
-                    curve = tenths(r["accuracy"] for r in result.history)
+                    curve = played(config_, folder, data, seldom)
                 curves[setting].setdefault(name, []).append(curve)
                 found[setting].setdefault(name, []).append(curve[-1])
                 if kept is not None and seed >= len(before):
@@ -333,16 +347,17 @@ def main() -> None:
         if unknown := [s for s in settings if s not in chosen]:
             raise UserError(f"{first} has no race in {unknown[0]}.")
     how = {"backend": options.backend, "workers": options.workers, "precision": options.precision}
-    kept, steps = None, {}
+    kept, seldom, steps = None, 1, {}
     if options.what == "confirm":
         if again.exists() and "leads" in read_json(again):
             raise UserError(f"the test split was looked at, and {again} says what was seen.")
-        settings, kept, steps = list(CONFIRMED), again, {"training.local_epochs": 1}
+        settings, kept, seldom = list(CONFIRMED), again, 10
+        steps = {"training.local_epochs": 1}
         chosen = {s: list(CONFIRMING) for s in settings}
         options.runs /= "confirm"
     found, curves = measure(
         options.runs, settings, chosen, options.seeds, options.rounds, kept,
-        checkpoint_every=5, **steps, **how,
+        seldom, checkpoint_every=5, **steps, **how,
     )  # fmt: skip
     if kept is not None and options.seeds < ENOUGH_SEEDS:
         print(f"played; {ENOUGH_SEEDS} seeds conclude.")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.algorithms.cases import assert_same, experiment
 
+from fedrecall import config as configs
 from fedrecall.algorithms.fedavg import Down
 from fedrecall.batches import Batch
 from fedrecall.data.datasets import load
@@ -147,9 +148,34 @@ def test_selection_and_wins_ask_for_three_seeds_and_the_better_baseline(run):
 
 
 def test_what_counts_is_the_level_of_the_last_tenth_of_the_rounds(run):
-    assert run.tenths([0.0] * 16 + [0.1, 0.2, 0.4, 0.6]) == pytest.approx([0.0] * 8 + [0.15, 0.5])
-    assert run.tenths([0.1, 0.7]) == [0.1, 0.7]
-    assert run.tenths([0.9] * 9 + [0.1, 0.3] * 10) == pytest.approx([0.2] * 10)
+    def tenths(*accuracies):
+        return run.tenths(dict(enumerate(accuracies, 1)), len(accuracies))
+
+    assert tenths(*[0.0] * 16, 0.1, 0.2, 0.4, 0.6) == pytest.approx([0.0] * 8 + [0.15, 0.5])
+    assert tenths(0.1, 0.7) == [0.1, 0.7]
+    assert tenths(*[0.9] * 9, *[0.1, 0.3] * 10) == pytest.approx([0.2] * 10)
+    seldom = {1: 0.2, 2: 0.3, 4: 0.4, 6: 0.5, 7: 0.5}
+    assert run.tenths(seldom | dict.fromkeys(range(8, 22), 0.9), 21) == pytest.approx(
+        [0.3, 0.4, 0.5] + [0.9] * 7
+    )
+
+
+def test_rounds_before_the_last_tenth_may_be_looked_at_seldom(run, tmp_path):
+    data = load("synthetic:classes=4,train=200,test=40,size=5")
+    made = configs.make(
+        {"dataset": "synthetic:classes=4,train=200,test=40,size=5", "model": "mlp", "clients": 4}
+        | {"sample": 2, "rounds": 20, "training": {"batch_size": 10}, "partition": "iid", "measures": ()}
+    )
+
+    def records(name):
+        return [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+
+    every = run.played(made, tmp_path / "every", data, 1)
+    for _ in range(2):  # the second time it is there already
+        assert run.played(made, tmp_path / "seldom", data, 10)[-1] == every[-1]
+    assert [r["round"] for r in records("seldom") if "accuracy" in r] == [*range(2, 19, 2), 19, 20]
+    for one, other in zip(records("seldom"), records("every"), strict=True):
+        assert all(one[k] == other[k] for k in ("train_loss", "accuracy", "loss") if k in one)
 
 
 def test_a_race_plays_on_with_those_ahead_and_the_best_baseline(run, monkeypatch, tmp_path):
@@ -167,7 +193,8 @@ def test_a_race_plays_on_with_those_ahead_and_the_best_baseline(run, monkeypatch
             lengths.append(config.rounds)
 
         def run(self):
-            self.history = [{"accuracy": by_name.get(self.name, 0.1)}] * 20
+            accuracy = by_name.get(self.name, 0.1)
+            self.history = [{"round": r, "accuracy": accuracy} for r in range(1, 21)]
             return self
 
     monkeypatch.setattr(run, "Experiment", Played)
@@ -234,7 +261,7 @@ def test_some_settings_alone_conclude_nothing(run, monkeypatch, tmp_path, capsys
     raced = {s: {"fedavg": [0.1], "fedntd": three, "scaffold ntd": [0.6] * 3} for s in (SHARDS, SKEW)}
     asked = []
 
-    def measured(runs, settings, chosen, seeds, rounds, kept, **how):
+    def measured(runs, settings, chosen, seeds, rounds, kept, seldom, **how):
         asked.append({s: chosen[s] for s in settings})
         found = {s: {"fedntd": three, "scaffold ntd": [0.6, 0.61, 0.62]} for s in settings}
         return found, {
@@ -268,7 +295,7 @@ def test_a_confirmation_is_of_one_method_in_settings_written_down_and_concludes_
 ):
     asked = []
 
-    def measured(runs, settings, chosen, seeds, rounds, kept, **how):
+    def measured(runs, settings, chosen, seeds, rounds, kept, seldom, **how):
         asked.append((settings, chosen, how["training.local_epochs"]))
         found = {s: {"fedntd": [0.5] * seeds, run.CONFIRMING[-1]: [0.6] * seeds} for s in settings}
         curves = {s: {n: [[v] for v in by_seed] for n, by_seed in d.items()} for s, d in found.items()}
