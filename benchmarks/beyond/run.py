@@ -351,13 +351,13 @@ def main() -> None:
     if options.what == "confirm":
         if again.exists() and "leads" in read_json(again):
             raise UserError(f"the test split was looked at, and {again} says what was seen.")
-        settings, kept, seldom = list(CONFIRMED), again, 10
+        settings, kept, seldom = list(CONFIRMED), again, 20
         steps = {"training.local_epochs": 1}
         chosen = {s: list(CONFIRMING) for s in settings}
         options.runs /= "confirm"
     found, curves = measure(
         options.runs, settings, chosen, options.seeds, options.rounds, kept,
-        seldom, checkpoint_every=5, **steps, **how,
+        seldom, checkpoint_every=20, **steps, **how,
     )  # fmt: skip
     if kept is not None and options.seeds < ENOUGH_SEEDS:
         print(f"played; {ENOUGH_SEEDS} seeds conclude.")
