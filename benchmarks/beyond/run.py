@@ -185,7 +185,8 @@ def measure(
                 curves[setting].setdefault(name, []).append(curve)
                 found[setting].setdefault(name, []).append(curve[-1])
                 if kept is not None and seed >= len(before):
-                    write_json(kept, {"tenths": curves})
+                    known.setdefault(setting, {})[name] = [*before, curve]
+                    write_json(kept, {"tenths": known})
                 split = "test" if test else "held out"
                 print(f"{split} {setting} {name} seed {seed}: {curve[-1]:.2%}", flush=True)
     return found, curves

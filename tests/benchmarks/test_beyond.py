@@ -222,6 +222,10 @@ def test_a_race_plays_on_with_those_ahead_and_the_best_baseline(run, monkeypatch
     both = run.measure(*race, 2, 20, kept)
     assert [(n, seed) for _, n, seed in played] == [("fedntd", 1), ("class-wise ntd", 1)]
     assert both[0] == {SHARDS: {n: first[0][SHARDS][n] * 2 for n in ("fedntd", "class-wise ntd")}}
+    ahead = {SHARDS: {"fedntd": both[1][SHARDS]["fedntd"]}}  # of a later seed than the other's
+    kept.write_text(json.dumps({"tenths": ahead}))
+    run.measure(*race, 1, 20, kept)
+    assert json.loads(kept.read_text())["tenths"] == {SHARDS: first[1][SHARDS] | ahead[SHARDS]}
     lengths.clear()
     run.measure(tmp_path, [SHARDS], None, 1, None)
     assert set(lengths) == {run.SETTINGS[SHARDS]}
