@@ -32,7 +32,7 @@ from fedrecall.specs import spec_text
 # What the documentation says; found by the tests below to be so.
 MEAN = {"fedavg", "fedprox", "fedavgm", "moon", "fedalign", "fedlsd", "fedntd", "fedcad", "fedssd"}
 PROTECTED = MEAN | {"feddyn"}
-SECURE = PROTECTED | {"scaffold", "fedcurv", "fedseq", "cwc"}
+SECURE = PROTECTED | {"scaffold", "fedcurv", "fedtrio", "fedseq", "cwc"}
 OTHERS = [n for n in ALGORITHMS if n != "private"]
 
 

@@ -15,8 +15,8 @@ from fedrecall.algorithms.fedavgm import FedAvgM
 from fedrecall.algorithms.fedcad import FedCAD
 from fedrecall.algorithms.fedntd import FedNTD
 from fedrecall.algorithms.fedssd import FedSSD
+from fedrecall.algorithms.fedtrio import FedTrio, log_shares
 from fedrecall.algorithms.hooks import Cohort
-from fedrecall.algorithms.scaffold import Scaffold
 from fedrecall.batches import Batch, LocalData
 from fedrecall.errors import UserError
 from fedrecall.losses import cross_entropy, is_true, weighted_square
@@ -135,22 +135,6 @@ class Calibrated(NamedTuple):
     log_prior: Tensor  # [C]
 
 
-def log_prior(data: LocalData, like: Weights) -> Tensor:
-    """log((n_c + 1) / (n + C)) of a client's classes: its label distribution with one more of each."""
-    counts = data.counts.double() + 1
-    return (counts / counts.sum()).log().to(next(iter(like.params.values())))
-
-
-def calibrated_loss(ntd: FedNTD, model: Student, params: Params, anchor: Any, batch: Batch) -> Tensor:
-    """FedNTD's loss with ``anchor.log_prior`` added to the logits of cross-entropy."""
-    student = model(params, batch.x)
-    total = cross_entropy(student + anchor.log_prior, batch.y)
-    if ntd.beta:
-        teacher = model.frozen(anchor.weights, batch.x)
-        total = total + ntd.beta * ntd.distil(teacher, student, batch.y)
-    return batch.mean(total)
-
-
 @dataclass(frozen=True)
 class SteadyNTD(FedNTD):
     """FedNTD without two things that make it forget: lopsided labels, and what a round happened to draw.
@@ -182,12 +166,17 @@ class SteadyNTD(FedNTD):
         """The teacher and the client's own label distribution, with one example more of each class."""
         return Calibrated(
             down.teacher if self.old_teacher else down.weights,
-            self.calibration * log_prior(data, down.weights),
+            self.calibration * log_shares(data, like=down.weights),
         )
 
     def loss(self, model: Student, params: Params, anchor: Any, batch: Batch) -> Tensor:
         """Cross-entropy of the adjusted logits plus the not-true term of those as they are."""
-        return calibrated_loss(self, model, params, anchor, batch)
+        student = model(params, batch.x)
+        total = cross_entropy(student + anchor.log_prior, batch.y)
+        if self.beta:
+            teacher = model.frozen(anchor.weights, batch.x)
+            total = total + self.beta * self.distil(teacher, student, batch.y)
+        return batch.mean(total)
 
     def aggregate(self, server: Any, ups: Any, cohort: Cohort) -> Any:
         """Average over clients, then over rounds."""
@@ -199,16 +188,6 @@ class SteadyNTD(FedNTD):
         return Averaged(trees.transform(blend, server.weights, live), live)
 
 
-@dataclass(frozen=True)
-class ScaffoldNTD(FedNTD, Scaffold):
-    """FedNTD's loss with SCAFFOLD's control variates.
-
-    One keeps what local data do not show, the other corrects where they pull; in FedNTD's own table 1
-    SCAFFOLD is ahead where clients see more classes, FedNTD where they see few. The variates then estimate
-    the gradient of the whole objective.
-    """
-
-
 class Moving(NamedTuple):
     """What the server keeps between rounds."""
 
@@ -218,8 +197,11 @@ class Moving(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MomentumScaffoldNTD(ScaffoldNTD):
-    """All three: FedNTD's loss, SCAFFOLD's variates, momentum at the server."""
+class MomentumScaffoldNTD(FedTrio):
+    """FedNTD's loss, SCAFFOLD's variates, momentum at the server."""
+
+    calibration: Annotated[float, UNIT] = 0.0
+    """How far a client's label shares are taken out of its cross-entropy; 0: not at all."""
 
     server_momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.5
     """How much of the last rounds' steps is added to this one's."""
@@ -239,32 +221,3 @@ class MomentumScaffoldNTD(ScaffoldNTD):
         velocity = {n: self.server_momentum * v + (new[n] - old[n]) for n, v in server.velocity.items()}
         moved = {n: old[n] + v for n, v in velocity.items()}
         return Moving(Weights(moved, stepped.weights.buffers), stepped.variate, velocity)
-
-
-class CalibratedShift(NamedTuple):
-    """What a client holds on to while it trains."""
-
-    weights: Weights
-    shift: Params
-    log_prior: Tensor  # [C]
-
-
-@dataclass(frozen=True)
-class CalibratedScaffoldNTD(ScaffoldNTD):
-    """FedNTD and SCAFFOLD with a client's own label distribution taken out of its cross-entropy (SteadyNTD).
-
-    Calibration removes the pull of labels that a client has too many of or not at all, variates what is
-    left of the drift.
-    """
-
-    calibration: Annotated[float, UNIT] = 1.0
-    """How far a client's labels are taken out of its cross-entropy; 0: not at all."""
-
-    def prepare(self, model: Model, down: Any, memory: Any, data: LocalData) -> Any:
-        """The difference of the variates and the client's own label distribution."""
-        anchor = super().prepare(model, down, memory, data)
-        return CalibratedShift(*anchor, self.calibration * log_prior(data, down.weights))
-
-    def loss(self, model: Student, params: Params, anchor: Any, batch: Batch) -> Tensor:
-        """Cross-entropy of the adjusted logits plus the not-true term of those as they are."""
-        return calibrated_loss(self, model, params, anchor, batch)

@@ -64,6 +64,7 @@ CASES = [
     Case("fedntd", equals={"beta": 0}, teacher=True),
     Case("fedcad", equals={"beta": 0, "gamma": 0}, teacher=True),
     Case("fedssd", equals={"m_max": 0}, teacher=True, settings=WELL_TRAINED),
+    Case("fedtrio", equals={"beta": 0, "calibration": 0}, like="scaffold", teacher=True),
     Case("fedseq"),
     Case("cwc:lam=0.1", equals={"lam": 0}, like="fedseq"),
     Case("sfedkd:teachers=2", equals={"gamma": 0, "beta": 0}, like="fedseq"),
@@ -89,6 +90,9 @@ VARIANTS = [
     Case("fedssd:m_max=1,square_weights=false", equals={"m_max": 0}, teacher=True, settings=WELL_TRAINED),
     Case("fedssd:distillation=mse", equals={"m_max": 0}, teacher=True),
     Case("fedssd:distillation=kl", equals={"m_max": 0}, teacher=True),
+    Case(
+        "fedtrio:calibration=0.5,tau=2", equals={"beta": 0, "calibration": 0}, like="scaffold", teacher=True
+    ),
     Case("sfedkd", equals={"teachers": 0}, like="fedseq", settings={"augmentation": "flip"}),
     Case(
         "sfedkd:selection=random,teachers=2,g=uniform,metric=js,tau=2", equals={"teachers": 0}, like="fedseq"

@@ -42,13 +42,8 @@ def run():
         ("SteadyNTD:calibration=0,keep=0", "fedntd"),
         ("SteadyNTD:calibration=0,keep=0,old_teacher=true", "fedntd"),
         ("SteadyNTD:beta=0,calibration=0,keep=0", "fedavg"),
-        ("ScaffoldNTD:beta=0", "scaffold"),
         ("MomentumScaffoldNTD:beta=0,server_momentum=0", "scaffold"),
-        ("CalibratedScaffoldNTD:beta=0,calibration=0", "scaffold"),
-        (
-            "ScaffoldNTD:beta=0,uniform=true,momentum_aware=false",
-            "scaffold:uniform=true,momentum_aware=false",
-        ),
+        ("MomentumScaffoldNTD:server_momentum=0,calibration=1", "fedtrio"),
     ],
 )
 def test_at_its_edges_a_combination_is_one_of_its_parts(combination, like):
@@ -61,8 +56,8 @@ def test_at_its_edges_a_combination_is_one_of_its_parts(combination, like):
 @pytest.mark.parametrize(
     "combination",
     [
-        "ClassWiseNTD", "MomentumNTD", "ScaffoldNTD", "CredibleNTD", "SteadyNTD:calibration=0",
-        "SteadyNTD:keep=0", "MomentumScaffoldNTD", "CalibratedScaffoldNTD",
+        "ClassWiseNTD", "MomentumNTD", "CredibleNTD", "SteadyNTD:calibration=0",
+        "SteadyNTD:keep=0", "MomentumScaffoldNTD",
         "SteadyNTD:calibration=0,old_teacher=true", "SteadyNTD:beta=0,keep=0",
     ],
 )  # fmt: skip
