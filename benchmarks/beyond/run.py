@@ -138,7 +138,7 @@ def tenths(accuracies: Mapping[int, float], rounds: int) -> list[float]:
 
 def played(config_: configs.Config, folder: Path, data: Dataset, seldom: int) -> list[float]:
     """The run's accuracy by tenths. Before the last one ``seldom`` rounds go by from one evaluation to the
-    next: one takes a third of the time of training in such a round, and changes nothing that counts."""
+    next: one takes half as long as the training of a round, and changes nothing that counts."""
     tenth = max(1, config_.rounds // 10)
     early, seldom = config_.rounds - tenth, min(seldom, tenth)
     metrics = folder / "metrics.jsonl"
