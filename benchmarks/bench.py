@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,7 @@ def overhead(dataset: Dataset, turns: int) -> dict[str, float]:
         settings = W1 | {"algorithm": algorithm, "training": {"local_epochs": 1}, "workers": 1}
         product = Product(dataset, "processes", **settings)
         with closing(product):
-            take_turns({algorithm: lambda number, play=product.round: play(number, draw=1)}, turns)
+            take_turns({algorithm: partial(product.round, draw=1)}, turns)
             found[algorithm] = statistics.median(product.outside[1:])
             if not product.run.memories.empty:
                 for turn in range(turns):
@@ -364,7 +365,7 @@ def measure(only: set[str], repeats: int) -> dict[str, Any]:
         for precision in ("float32", "bfloat16"):
             part(
                 f"floor/{algorithm}/{precision}",
-                lambda a=algorithm, p=precision: parallel(dataset, a, p, repeats),
+                partial(parallel, dataset, algorithm, precision, repeats),
             )
     part("floor/scaffold/float32", lambda: parallel(dataset, "scaffold", "float32", max(1, repeats - 1)))
     part("floor/sfedkd/float32", lambda: sequential(dataset, repeats))

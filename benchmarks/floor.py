@@ -26,8 +26,8 @@ EPOCHS, BATCH, MOMENTUM, DECAY = 5, 50, 0.9, 1e-5
 
 def network(with_kernels: bool) -> nn.Module:
     net = build("cnn", (3, 32, 32), 10)
-    net = kernels.equip(net) if with_kernels else nn.Sequential(*net)
-    return net.to(memory_format=torch.channels_last)
+    net = kernels.equip(net) if with_kernels else nn.Sequential(*net.children())
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def load(net: nn.Module, weights: Sequence[Tensor]) -> None:
@@ -95,7 +95,8 @@ class Trainer:
         load(self.master, weights)
         if self.half:
             load(self.net, weights)
-        masters, params = list(self.master.parameters()), list(self.net.parameters())
+        masters: list[Tensor] = list(self.master.parameters())
+        params: list[Tensor] = list(self.net.parameters())
         shift = [s.contiguous(memory_format=torch.channels_last) if s.dim() == 4 else s for s in shift]
         sgd = torch.optim.SGD(masters, lr=lr, momentum=MOMENTUM, weight_decay=DECAY, fused=True)
         stream = torch.Generator().manual_seed(seed)
@@ -123,9 +124,10 @@ class Trainer:
                 loss.backward()
                 if self.half:
                     for p, m in zip(params, masters, strict=True):
+                        assert p.grad is not None
                         m.grad = p.grad.float()
                 if shift:
-                    torch._foreach_add_([m.grad for m in masters], shift)
+                    torch._foreach_add_([m.grad for m in masters if m.grad is not None], shift)
                 sgd.step()
                 if self.half:
                     with torch.no_grad():

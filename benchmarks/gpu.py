@@ -20,10 +20,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedrecall import config as configs
 from fedrecall import trees
@@ -116,15 +118,15 @@ class Bench:
                 reference[method] = weights()
                 continue
             expected = trees.arrays(reference[method])
+
+            def gap(
+                expected: dict[str, Tensor] = expected, weights: Callable[[], Any] = weights
+            ) -> dict[str, Any]:
+                found = trees.arrays(weights()).items()
+                return {"gap": max(float((t - expected[n]).abs().max()) for n, t in found)}
+
             row = {"method": method, "variant": variant}
-            rows.append(
-                row
-                | attempt(
-                    lambda e=expected, w=weights: {
-                        "gap": max(float((t - e[n]).abs().max()) for n, t in trees.arrays(w()).items())
-                    }
-                )
-            )
+            rows.append(row | attempt(gap))
         self.dataset = here
         self.found["agreement"] = rows
         table(rows, ["method", "variant", "gap"])
@@ -138,7 +140,7 @@ class Bench:
             failed: dict[str, dict[str, Any]] = {}
             with arithmetic(precision):
                 for name in self.variants:
-                    made = attempt(lambda n=name, m=method, p=precision: {"runner": Runner(self, m, n, p)})
+                    made = attempt(partial(started, self, method, name, precision))
                     if "runner" in made:
                         runners[name] = made["runner"]
                     else:
@@ -279,6 +281,10 @@ class Watch:
 
     def end(self) -> None:
         """Nothing to note."""
+
+
+def started(bench: Bench, method: str, variant: str, precision: str) -> dict[str, Any]:
+    return {"runner": Runner(bench, method, variant, precision)}
 
 
 def attempt(what: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import platform
 import resource
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -67,7 +68,7 @@ def server_cell(spec: str, parameters: int, sampled: int, population: int, repea
     plain = FedAvg()  # takes turns with the algorithm, so that both see the same machine
     turns = [(algorithm, declared), (plain, payloads.declared(plain, model, SHAPE, CLASSES))]
     servers = [a.start(model.initial()) for a, _ in turns]
-    auxiliary = payloads._made_up(SHAPE, CLASSES, torch.float32)
+    auxiliary = payloads._made_up(SHAPE, CLASSES, model.initial())
     chains = 1 if algorithm.sequential else sampled
     seconds: list[list[float]] = [[], []]
     sent: list[tuple[int, int]] = []
@@ -79,10 +80,17 @@ def server_cell(spec: str, parameters: int, sampled: int, population: int, repea
             memories = Memories(answers.memory)
             waited, begun = 0.0, time.perf_counter()
 
-            def answer(jobs: Sequence[Job], up: Any = answers.up) -> list[Visit]:
+            def answer(
+                jobs: Sequence[Job], up: Any = answers.up, memory: Any = answers.memory
+            ) -> list[Visit]:
                 nonlocal waited
                 since = time.perf_counter()
-                made = [Visit(j.client, 50, trees.detached(up), j.memory, 0.0, 0.0) for j in jobs]
+                made = [
+                    Visit(
+                        j.client, 50, trees.detached(up), memory if j.memory is None else j.memory, 0.0, 0.0
+                    )
+                    for j in jobs
+                ]
                 waited += time.perf_counter() - since
                 return made
 
@@ -164,6 +172,8 @@ def apart(cell: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             os.close(reader)
             os.write(writer, json.dumps(cell()).encode())
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     os.close(writer)

@@ -139,6 +139,7 @@ def plot(path: Path) -> None:
 
     matplotlib.use("svg")
     from matplotlib import pyplot
+    from matplotlib.lines import Line2D
 
     curves = load(path)
     panels = sorted({(c["model"], c["partition"]) for c in curves.values()})
@@ -157,7 +158,7 @@ def plot(path: Path) -> None:
         axis.set(title=f"{model}, {partition}", xlabel="round")
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("test accuracy, mean of 5 rounds")
-    lines = [pyplot.Line2D([], [], color=colours[name]) for name in names]
+    lines = [Line2D([], [], color=colours[name]) for name in names]
     figure.tight_layout()
     figure.legend(lines, names, loc="outside lower center", ncols=len(names))
     figure.subplots_adjust(bottom=0.24)

@@ -40,7 +40,7 @@ def export(dataset: str, folder: Path) -> None:
     path = folder / f"{dataset}.npz"
     if not path.exists():
         d = load(dataset)
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for part, split in (("train", d.train), ("test", d.test)):
             pictures = split.x.permute(0, 2, 3, 1).numpy()
             arrays[f"{part}_x"] = pictures[..., 0] if pictures.shape[-1] == 1 else pictures

@@ -38,7 +38,7 @@ from fedrecall.files import write_json
 RESULTS = Path(__file__).parent.parent / "results" / "arbiter-updates.json"
 STANDINS = Path(__file__).parent / "standins"
 CLIENTS, ROUNDS, EPOCHS, SEED = 8, 4, 2, 3
-SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
+SGD: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
 DECAY = 0.99
 
 

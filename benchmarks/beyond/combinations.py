@@ -56,7 +56,7 @@ class ClassWiseNTD(FedNTD):
         sure = FedCAD(beta=0.0, gamma=1.0, tau=self.tau).prepare(model, down, memory, data)
         return Anchor(down.weights, self.low + (self.high - self.low) * sure.alpha)
 
-    def loss(self, model: Student, params: Params, anchor: Anchor, batch: Batch) -> Tensor:
+    def loss(self, model: Student, params: Params, anchor: Any, batch: Batch) -> Tensor:
         """Cross-entropy plus the not-true term in each class's own proportion."""
         student = model(params, batch.x)
         teacher = model.frozen(anchor.weights, batch.x)
@@ -86,7 +86,7 @@ class CredibleNTD(FedNTD):
         anchor = FedSSD().prepare(model, down, memory, data)
         return Anchor(down.weights, self.floor + (1 - self.floor) * anchor.class_weights)
 
-    def loss(self, model: Student, params: Params, anchor: Anchor, batch: Batch) -> Tensor:
+    def loss(self, model: Student, params: Params, anchor: Any, batch: Batch) -> Tensor:
         """Cross-entropy plus the pull towards the credible ones of the global model's not-true logits."""
         student = model(params, batch.x)
         teacher = model.frozen(anchor.weights, batch.x)

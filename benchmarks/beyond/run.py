@@ -70,7 +70,7 @@ CANDIDATES = {
     "old-teacher ntd": f"{COMBINATIONS}:SteadyNTD:calibration=0,old_teacher=true",
     "steady ntd": f"{COMBINATIONS}:SteadyNTD",
 }
-SEQUENTIAL = {
+SEQUENTIAL: dict[str, Any] = {
     "setting": "sfedkd/table1:cifar10/exdir2-0.5",
     "baselines": ("fedseq", "sfedkd"),
     # The same teachers; five chains of two links, or two of five, train side by side and are averaged.
@@ -108,7 +108,7 @@ def config(setting: str, name: str, seed: int, rounds: int | None, **how: object
     named, _, column = setting.partition(":")
     paper = table(named)
     cell = next(c for c in paper.cells if c.column == column)
-    changes: dict[str, object] = {"measures": (), **how}
+    changes: dict[str, Any] = {"measures": (), **how}
     if rounds is not None:
         changes["rounds"] = rounds
     if name in SEQUENTIAL["candidates"]:
@@ -217,7 +217,9 @@ def leads(accuracies: Accuracies) -> dict[str, dict[str, dict[str, Any]]]:
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for setting, by_method in accuracies.items():
         best = best_baseline(setting, by_method)
-        for name in (c for c in methods(setting)[1] if c in by_method and best is not None):
+        if best is None:
+            continue
+        for name in (c for c in methods(setting)[1] if c in by_method):
             mine = by_method[name]
             d = paired_difference(by_method[best][: len(mine)], mine)
             found.setdefault(name, {})[setting] = {
@@ -328,8 +330,8 @@ def main() -> None:
     if options.what == "show":
         if not first.exists():
             raise UserError(f"{first} is not there yet: select writes it.")
-        said = [read_json(file) for file in (first, last, again) if file.exists()]
-        print("\n".join(shown(s) for s in said if "leads" in s))
+        kept_files = [read_json(file) for file in (first, last, again) if file.exists()]
+        print("\n".join(shown(s) for s in kept_files if "leads" in s))
         return
     settings, chosen = options.settings or list(SETTINGS), None
     if options.what == "test":
@@ -364,7 +366,7 @@ def main() -> None:
         print(f"played; {ENOUGH_SEEDS} seeds conclude.")
         return
     ahead = leads(found)
-    said = {"rounds": options.rounds, "accuracy": found, "leads": ahead, "tenths": curves}
+    said: dict[str, Any] = {"rounds": options.rounds, "accuracy": found, "leads": ahead, "tenths": curves}
     said |= {**how, "made": environment()}
     if options.what == "select":
         write_json(first, said | {"selected": selected(found)})
