@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--numbers", type=int, default=500_000)
     given = parser.parse_args()
     for clients in map(int, given.clients.split(",")):
-        for dropped in (0, clients - masks.threshold(clients)):
+        for dropped in sorted({0, clients - masks.present(clients)}):
             client, server, down, up = measure(clients, given.numbers, dropped)
             print(
                 f"{clients:4} clients, {dropped:3} dropped: client {client:6.2f} s, server {server:6.2f} s, "

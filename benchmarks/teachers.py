@@ -38,8 +38,9 @@ def main() -> None:
     algorithm = ALGORITHMS.make("sfedkd:teachers=10")
     seconds: dict[tuple[int, str], list[float]] = {}
     sizes = {}
+    counts = sorted({0, *options.teachers})
     for _ in range(options.repeats):
-        for k in options.teachers:
+        for k in counts:
             down = Down(
                 weights,
                 trees.transform(lambda t, k=k: t.expand(k, *t.shape).contiguous(), weights),
@@ -56,7 +57,7 @@ def main() -> None:
     print(f"{options.model}, {options.examples} examples, {options.epochs} epochs, one thread\n")
     print("| K | no augmentation, s | times K = 0 | augmented, s | times K = 0 | MB down a client |")
     print("|---|---|---|---|---|---|")
-    for k in options.teachers:
+    for k in counts:
         plain, augmented = median[k, "none"], median[k, "flip"]
         print(
             f"| {k} | {plain:.2f} | {plain / median[0, 'none']:.2f} | {augmented:.2f} "
