@@ -11,11 +11,12 @@ from torch import Tensor
 
 from fedrecall import trees
 from fedrecall.algorithms import scaffold
+from fedrecall.algorithms.calibrated import log_shares
 from fedrecall.algorithms.fedavgm import FedAvgM
 from fedrecall.algorithms.fedcad import FedCAD
 from fedrecall.algorithms.fedntd import FedNTD
 from fedrecall.algorithms.fedssd import FedSSD
-from fedrecall.algorithms.fedtrio import FedTrio, log_shares
+from fedrecall.algorithms.fedtrio import FedTrio
 from fedrecall.algorithms.hooks import Cohort
 from fedrecall.batches import Batch, LocalData
 from fedrecall.errors import UserError

@@ -63,7 +63,7 @@ CANDIDATES = {
     "calibrated scaffold ntd": "fedtrio",
     "half-calibrated scaffold ntd": "fedtrio:calibration=0.5",
     # By itself and together: what each of its parts is worth.
-    "calibrated": f"{COMBINATIONS}:SteadyNTD:beta=0,keep=0",
+    "calibrated": "calibrated",
     "averaged": f"{COMBINATIONS}:SteadyNTD:beta=0,calibration=0",
     "calibrated ntd": f"{COMBINATIONS}:SteadyNTD:keep=0",
     "averaged ntd": f"{COMBINATIONS}:SteadyNTD:calibration=0",

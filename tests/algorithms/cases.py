@@ -64,6 +64,7 @@ CASES = [
     Case("fedntd", equals={"beta": 0}, teacher=True),
     Case("fedcad", equals={"beta": 0, "gamma": 0}, teacher=True),
     Case("fedssd", equals={"m_max": 0}, teacher=True, settings=WELL_TRAINED),
+    Case("calibrated", equals={"calibration": 0}),
     Case("fedtrio", equals={"beta": 0, "calibration": 0}, like="scaffold", teacher=True),
     Case("fedseq"),
     Case("cwc:lam=0.1", equals={"lam": 0}, like="fedseq"),

@@ -42,6 +42,7 @@ def run():
         ("SteadyNTD:calibration=0,keep=0", "fedntd"),
         ("SteadyNTD:calibration=0,keep=0,old_teacher=true", "fedntd"),
         ("SteadyNTD:beta=0,calibration=0,keep=0", "fedavg"),
+        ("SteadyNTD:beta=0,keep=0", "calibrated"),
         ("MomentumScaffoldNTD:beta=0,server_momentum=0", "scaffold"),
         ("MomentumScaffoldNTD:server_momentum=0,calibration=1", "fedtrio"),
     ],
@@ -58,7 +59,7 @@ def test_at_its_edges_a_combination_is_one_of_its_parts(combination, like):
     [
         "ClassWiseNTD", "MomentumNTD", "CredibleNTD", "SteadyNTD:calibration=0",
         "SteadyNTD:keep=0", "MomentumScaffoldNTD",
-        "SteadyNTD:calibration=0,old_teacher=true", "SteadyNTD:beta=0,keep=0",
+        "SteadyNTD:calibration=0,old_teacher=true",
     ],
 )  # fmt: skip
 def test_between_them_it_is_neither(combination):

@@ -21,6 +21,7 @@ ALGORITHMS = Registry(
         "fedntd": "fedrecall.algorithms.fedntd:FedNTD",
         "fedcad": "fedrecall.algorithms.fedcad:FedCAD",
         "fedssd": "fedrecall.algorithms.fedssd:FedSSD",
+        "calibrated": "fedrecall.algorithms.calibrated:Calibrated",
         "fedtrio": "fedrecall.algorithms.fedtrio:FedTrio",
         "fedseq": "fedrecall.algorithms.fedseq:FedSeq",
         "cwc": "fedrecall.algorithms.cwc:CWC",

@@ -6,6 +6,7 @@ from typing import Annotated, Any, NamedTuple
 from torch import Tensor
 
 from fedrecall.algorithms import scaffold
+from fedrecall.algorithms.calibrated import log_shares
 from fedrecall.algorithms.fedntd import FedNTD
 from fedrecall.algorithms.scaffold import Scaffold
 from fedrecall.batches import Batch, LocalData
@@ -48,9 +49,3 @@ class FedTrio(FedNTD, Scaffold):
         teacher = model.frozen(anchor.weights, batch.x)
         fit = cross_entropy(student + anchor.offset, batch.y)
         return batch.mean(fit + self.beta * self.distil(teacher, student, batch.y))
-
-
-def log_shares(data: LocalData, like: Weights) -> Tensor:
-    """log((n_c + 1) / (n + C)) of each class, which is finite for those that are lacking, too."""
-    counts = data.counts.double() + 1
-    return (counts / counts.sum()).log().to(next(iter(like.params.values())))
