@@ -421,15 +421,21 @@ def spec_text(registry: Registry, spec: Mapping[str, Any]) -> str:
     return f"{spec['name']}:{','.join(words)}" if words else str(spec["name"])
 
 
+def short_text(registry: Registry, spec: Mapping[str, Any]) -> str:
+    """As `spec_text`, but the name alone if all fields are at their defaults."""
+    try:
+        usual = all(spec.get(f.name, f.default) == f.default for f in fields(registry.cls(spec["name"])))
+    except UserError:  # a class of the user's that is no longer there
+        usual = True
+    return str(spec["name"]) if usual else spec_text(registry, spec)
+
+
 def _within(registry: Registry, given: Any) -> str:
     """A field's value; of one that is itself a spec with settings, in brackets, which no spec has."""
     if not isinstance(given, Mapping) or "name" not in given:
         return word(given)
-    try:
-        usual = all(given.get(f.name, f.default) == f.default for f in fields(registry.cls(given["name"])))
-    except UserError:  # a class of the user's that is no longer there
-        usual = True
-    return str(given["name"]) if usual else f"({spec_text(registry, given)})"
+    text = short_text(registry, given)
+    return text if text == given["name"] else f"({text})"
 
 
 def word(value: Any) -> str:

@@ -4,10 +4,12 @@ from collections import defaultdict
 
 import pytest
 
+from fedrecall.algorithms import ALGORITHMS
 from fedrecall.errors import UserError
 from fedrecall.papers import PAPERS, load_paper, table
 from fedrecall.papers.quantities import QUANTITIES
 from fedrecall.papers.results import identity
+from fedrecall.specs import spec_text
 
 TABLES = [(p, t) for p in PAPERS for t in load_paper(p).tables]
 
@@ -156,8 +158,16 @@ def test_names_that_are_not_there_are_answered_with_the_nearest():
         table("fedntd")
     with pytest.raises(UserError, match="no column 'cifar10/shards2'; did you mean 'cifar10/shard2'"):
         table("fedntd/table1").choose(["cifar10/shards2"], None)
-    with pytest.raises(UserError, match="no method 'fedntt'"):
+    with pytest.raises(UserError, match="no method 'fedntt'; did you mean 'fedntd'"):
         table("fedntd/table1").choose(None, ["fedntt"])
+    with pytest.raises(UserError, match="no method 'calibratd'; did you mean 'calibrated'"):
+        table("fedntd/table1").choose(None, ["calibratd"])
+    with pytest.raises(UserError, match="no column 'fedavg'"):
+        table("fedntd/table1").choose(["fedavg"], None)
+    with pytest.raises(UserError, match="fedtrio has no 'betta'"):
+        table("fedntd/table1").choose(None, ["fedtrio:betta=2"])
+    with pytest.raises(UserError, match=r"there is no file .*mine\.py"):
+        table("fedntd/table1").choose(None, ["mine.py:Mine"])
     with pytest.raises(UserError, match="name at least one method"):
         table("fedntd/table1").choose(None, [])
     with pytest.raises(UserError, match="did you mean 'no-cutout'"):
@@ -197,3 +207,32 @@ def test_a_switch_is_of_the_data_sets_and_partitions_that_it_speaks_of():
         True,
         10,
     )
+
+
+@pytest.mark.parametrize(("paper", "name"), TABLES)
+def test_another_algorithm_is_played_in_the_setup_of_the_tables_own(paper, name):
+    """A method of the table, named as if it were none, is the same experiment in every column."""
+    t = table(f"{paper}/{name}")
+    for cell in t.cells:
+        made = cell.config()
+        guest = t.guest(cell.column, spec_text(ALGORITHMS, made.algorithm))
+        assert guest.config() == made
+        assert (guest.target, guest.published, guest.failed) == (cell.target, {}, False)
+
+
+def test_other_algorithms_stand_below_the_tables_methods_column_by_column():
+    t, columns = table("fedntd/table1"), ["cifar10/shard2", "mnist/shard2"]
+    cells = t.choose(columns, ["calibrated", "fedntd", "fedtrio:beta=0", "calibrated"])
+    assert [c.method for c in cells] == ["fedntd"] * 2 + ["calibrated", "fedtrio:beta=0"] * 2
+    assert [c.column for c in cells[2:]] == [columns[0]] * 2 + [columns[1]] * 2
+    assert [c.config().training.local_epochs for c in cells[2:]] == [5, 5, 3, 3]
+    assert cells[3].config().algorithm["beta"] == 0
+
+
+def test_a_columns_setting_of_its_methods_is_for_those_that_have_it_and_do_not_say_it():
+    t = table("sfedkd/table3")
+
+    def taught(algorithm):
+        return t.guest("exdir2-0.5/K3", algorithm).config().algorithm.get("teachers")
+
+    assert [taught(a) for a in ("sfedkd", "sfedkd:teachers=2", "fedavg")] == [3, 2, None]

@@ -13,13 +13,14 @@ from tests.papers.outcomes import outcome
 
 from fedrecall import files
 from fedrecall.cli import main, progress
+from fedrecall.cli.commands.reproduce import named_methods
 from fedrecall.data.datasets import DATASETS, load
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
 from fedrecall.papers import PAPERS, load_paper, table
 from fedrecall.papers.page import render
 from fedrecall.papers.reproduction import Pace, adopt, carry_out, differences, duration, plan, stacks, unlike
-from fedrecall.papers.results import Results, path_of, read, run_folder, save
+from fedrecall.papers.results import Results, codes, path_of, read, run_folder, save
 
 TEN = tuple("abcdefghij")
 TABLE1 = table("fedntd/table1")
@@ -95,6 +96,81 @@ def test_it_runs_breadth_first_skips_resumes_and_writes_as_it_goes(call, root, t
     page = render(tmp_path / "results")
     assert "| cifar10/shard2 | fedavg | 40.14 ± 1.15; F 0.59 |" in page
     assert "| cifar10/shard2 | fedavg, `fixed-partition` | 40.14 ± 1.15; F 0.59 |" in page
+
+
+MINE = """
+from dataclasses import dataclass
+
+from fedrecall import FedAvg
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    \"\"\"FedAvg with other losses.\"\"\"
+
+    scale: float = 1.0
+    shift: float = 0.0
+
+    def loss(self, model, params, anchor, batch):
+        return self.scale * super().loss(model, params, anchor, batch)
+"""
+
+
+def test_an_algorithm_of_ones_own_is_played_in_the_papers_setup_beside_its_methods(call, root, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    mine = "mine.py:Mine:scale=0.5,shift=1"
+    words = ("reproduce", "fedntd/table1", "--columns", "cifar10/shard2", "--data-root", root)
+    words += ("--backend", "serial", "--results", "results", "--out", "out", "--rounds", 1, "--seeds", 1)
+    switch = ("--switch", "fixed-partition")
+    code, said, _ = call(*words, *switch, "--methods", f"fedavg,calibrated,{mine}")
+    assert code == 0
+    assert f"{mine}, seed 0" in said
+    assert "over fedavg │ – │" in said
+    cell = TABLE1.guest("cifar10/shard2", mine)
+    assert cell.config().algorithm == {"name": f"{tmp_path}/mine.py:Mine", "scale": 0.5, "shift": 1.0}
+    variant = load_paper("fedntd").variant("fixed-partition")
+    ours = Results.load(tmp_path / "results")
+    asked = codes(cell.config().algorithm)
+    (found,) = Results.load(tmp_path / "results", asked).of(cell.config(variant=variant)).values()
+    assert (len(ours), list(found.made["code"])) == (2, ["mine.py:Mine"])
+    data = load("cifar10", root=root)
+    alone = Experiment(cell.config(variant=variant, rounds=1, backend="serial"), dataset=data).run()
+    assert found.accuracy == [round(alone.accuracy, 4)]
+
+    page = render(tmp_path / "results")
+    first = page[page.index("### fedntd/table1:") : page.index("### fedntd/table2:")]
+    assert "| cifar10/shard2 | calibrated, `fixed-partition` | – | " in first
+    assert (
+        "| **1** of 200 |" in first.partition("Gains")[2].partition("calibrated, `fixed-partition` | – ")[2]
+    )
+    assert "scale=0.5" not in page  # others have no such file
+
+    code, said, _ = call(*words, *switch, "--methods", f"calibrated,{mine}")
+    assert (code, "nothing is missing" in said) == (0, True)
+    Experiment(cell.config(1, rounds=1, backend="serial"), tmp_path / "own", dataset=data).run()
+    code, said, _ = call(*words, "--methods", mine, "--from", "own")
+    assert (code, f"{mine}, seed 1: 1 of 1 rounds" in said) == (0, True)
+
+    path = path_of(found.config, tmp_path / "results")
+    path.write_text(path.read_text().replace(found.made["code"]["mine.py:Mine"], "0123456789abcdef"))
+    code, _, err = call(*words, *switch, "--methods", mine)
+    assert code == 2
+    assert "was measured with other code than mine.py:Mine has now" in err
+    assert call(*words, *switch, "--methods", "calibrated")[0] == 0  # of which nothing is wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "methods"),
+    [
+        ("fedavg, fedntd", ["fedavg", "fedntd"]),
+        ("fedtrio:beta=0,tau=2,fedavg", ["fedtrio:beta=0,tau=2", "fedavg"]),
+        ("mine.py:Mine:1,-2e-3,x=3,calibrated", ["mine.py:Mine:1,-2e-3,x=3", "calibrated"]),
+        ("fedavg,mine.py:Mine,other.py:Other:a=1", ["fedavg", "mine.py:Mine", "other.py:Other:a=1"]),
+        ("fedprox:mu=1,lambda=0.5,lambda=1", ["fedprox:mu=1", "lambda=0.5", "lambda=1"]),
+    ],
+)
+def test_methods_are_told_apart_from_settings(text, methods):
+    assert named_methods(text, table("fedntd/table12")) == methods
 
 
 def test_a_signal_in_a_runs_last_round_stops_the_others(call, root, tmp_path, monkeypatch):

@@ -202,3 +202,28 @@ def test_a_variant_that_does_not_apply_is_told_apart():
     assert not {"unbalanced", "momentum-unaware", "moon-shipped"} & applying
     changing = {v.name for v in paper.variants.values() if CELL.changed_by(v)}
     assert applying - changing == {"lenet"}  # which is for another table
+
+
+def test_somebodys_code_is_loaded_only_if_it_was_asked_for(tmp_path, monkeypatch):
+    """A result says which file its algorithm is in: who sends results could have it run."""
+    monkeypatch.chdir(tmp_path)
+    text = "from dataclasses import dataclass\nfrom fedrecall import FedAvg\nfrom pathlib import Path\n"
+    text += 'Path("ran").touch()\n@dataclass(frozen=True)\nclass Sent(FedAvg):\n    pass\n'
+    (tmp_path / "sent.py").write_text(text)
+    path = save(outcomes.outcome(CELL, [50.0]), tmp_path / "results")
+    for algorithm in ({"name": "sent.py:Sent"}, {"name": "private", "of": {"name": "sent.py:Sent"}}):
+        held = json.loads(path.read_text())
+        held["config"]["algorithm"] = algorithm
+        path.write_text(json.dumps(held))
+        assert len(Results.load(tmp_path / "results")) == 0
+        assert len(Results.load(tmp_path / "results", {"other.py:Other": "other.py:Other"})) == 0
+        with pytest.raises(UserError, match=r"is of sent\.py:Sent, which was not asked for"):
+            read(path)
+        assert not (tmp_path / "ran").exists()
+    held["config"]["algorithm"] = {"name": "elsewhere/sent.py:Sent"}
+    path.write_text(json.dumps(held))
+    (found,) = Results.load(tmp_path / "results", {"sent.py:Sent": f"{tmp_path}/sent.py:Sent"})
+    assert (tmp_path / "ran").exists()
+    assert found.as_dict()["config"]["algorithm"] == {"name": "sent.py:Sent"}  # no place of this machine
+    assert name(found.config).startswith("cifar10-shards_2-sent.py_Sent-")
+    assert save(found, tmp_path / "results") == save(found, tmp_path / "results")  # reads what it replaces

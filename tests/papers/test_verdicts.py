@@ -319,7 +319,13 @@ def test_a_switch_for_one_method_leaves_the_baseline_as_it_is():
                         base = t.cell(cell.column, t.baseline)
                         runs.append(outcome(base, [10.0, 20.0], variant=v if base.changed_by(v) else None))
                         found = gain(t, cell, Results(runs), v)
-                        assert (found is None) == (cell.published.get("accuracy") is None), (cell.key, v.name)
+                        assert (found is None) == ("accuracy" not in t.quantities), (cell.key, v.name)
+                        if found is not None:
+                            said = [c.published.get("accuracy") for c in (cell, base)]
+                            assert found.measured.mean == pytest.approx(10)
+                            assert (found.published is None) == any(
+                                p is None or p.value is None for p in said
+                            )
                     for quantity in t.quantities:
                         verdict(*runs, cell=cell, quantity=quantity, of=t, variant=v)
                     tried_out += 1

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.experiment import Sink
 from fedrecall.provenance import named
-from fedrecall.specs import fields, spec_text
+from fedrecall.specs import short_text
 
 PLAIN_SECONDS = 2.0  # at most one plain line in this time, so that logs stay short
 
@@ -43,8 +43,7 @@ def name(config: Mapping[str, Any]) -> str:
     """The run's algorithm with its settings, which may be all that tells it from another, and its seed."""
     algorithm = dict(config["algorithm"])
     own = algorithm["name"]
-    usual = all(algorithm.get(f.name, f.default) == f.default for f in fields(ALGORITHMS.cls(own)))
-    text = own if usual else spec_text(ALGORITHMS, algorithm)
+    text = short_text(ALGORITHMS, algorithm)
     if own not in ALGORITHMS:
         text = text.replace(own, named(own), 1)
     return f"{text} seed {config['seed']}"

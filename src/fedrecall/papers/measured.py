@@ -14,6 +14,7 @@ from fedrecall import files
 from fedrecall.papers.page import MEASURED, listed, measured_rows
 from fedrecall.papers.paper import PAPERS, load_paper
 from fedrecall.papers.results import FOLDER, Results, identity
+from fedrecall.papers.verdicts import guests
 
 BLOCK = re.compile(r"(<!-- measured: (?P<names>[^>]+?) -->\n).*?(<!-- /measured -->)", re.DOTALL)
 HEAD = ("table", *MEASURED)
@@ -26,7 +27,7 @@ def block(names: Sequence[str], results: Results) -> str:
     for name in PAPERS:
         paper = load_paper(name)
         for table in paper.tables.values():
-            for cell in table.cells:
+            for cell in (*table.cells, *guests(paper, table, results)):
                 config = cell.config()
                 said = identity(config), tuple((q, p.value) for q, p in cell.published.items())
                 if config.algorithm["name"] in names and said not in seen:

@@ -27,6 +27,7 @@ from fedrecall.papers.verdicts import (
     Verdict,
     best,
     gain,
+    guests,
     judge,
     level,
     level_agrees,
@@ -92,6 +93,8 @@ it was run with another reading of what its paper leaves open (`--switch`), said
 that was run with switches alone, the row without is left out);
 with a **stand-in** it was run in a cheaper setup, of which only the gains compare. Gains are
 paired: the same seeds, partition and clients for both methods.
+Methods below a table's own, without published numbers, are none of the paper's: any algorithm can be named
+as a method (`--methods fedavg,fedntd,mine.py:Mine`), and is played in the same setup.
 """
 
 ARBITER = """## The authors' own code as arbiter
@@ -271,6 +274,7 @@ def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) ->
     prefix = f"{paper.name}/{table.name}"
     if prefix in why:
         parts.append(f"{_line(why[prefix])}\n")
+    cells = [*table.cells, *guests(paper, table, results)]
     remarks = []
     for cell in table.cells:
         if cell.key in why:
@@ -278,12 +282,9 @@ def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) ->
     for column in table.columns:
         if f"{prefix} {column}" in why:
             remarks.append(f"- {column}: {_line(why[f'{prefix} {column}'])}")
-    parts.append(listed(MEASURED, (measured_rows(paper, table, c, results) for c in table.cells)))
+    parts.append(listed(MEASURED, (measured_rows(paper, table, c, results) for c in cells)))
     gains = [
-        g
-        for c in table.cells
-        for v in (None, *tried(paper, c, results))
-        if (g := _gain(table, c, results, v))
+        g for c in cells for v in (None, *tried(paper, c, results)) if (g := _gain(table, c, results, v))
     ]
     if gains:
         head = ["column", "method", f"published over {table.baseline}", "measured", "seeds", "at round"]
@@ -407,7 +408,7 @@ def _gain(table: Table, cell: Cell, results: Results, variant: Variant | None) -
     return [
         cell.column,
         _method(cell, variant),
-        f"{g.published:+.2f}",
+        "–" if g.published is None else f"{g.published:+.2f}",
         f"{measured.mean:+.2f}{spread}",
         str(measured.n),
         at,

@@ -13,6 +13,8 @@ from typing import Any
 import yaml
 
 from fedrecall import config as configs
+from fedrecall import specs
+from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.errors import UserError, nearest
 from fedrecall.papers.quantities import QUANTITIES
@@ -161,6 +163,8 @@ class Table:
     methods: tuple[str, ...]
     quantities: tuple[str, ...]
     cells: tuple[Cell, ...]
+    setups: Mapping[str, Settings]
+    """By column, what it is of whatever the method."""
     baseline: str | None
     """The method that others are compared with."""
     rounds: int
@@ -175,21 +179,38 @@ class Table:
     """Published numbers that no run can be compared with cell by cell."""
 
     def choose(self, columns: Iterable[str] | None, methods: Iterable[str] | None) -> list[Cell]:
-        """The cells of these columns and methods; a UserError names the nearest one that there is."""
+        """The cells of these columns and methods, and those of other algorithms that are named as methods.
+
+        A UserError names the nearest one that there is.
+        """
         wanted = {}
         for what, chosen, known in (
             ("column", columns, self.columns),
             ("method", methods, self.methods),
         ):
-            wanted[what] = list(chosen) if chosen is not None else list(known)
+            wanted[what] = list(dict.fromkeys(chosen if chosen is not None else known))
             if not wanted[what]:
                 raise UserError(f"name at least one {what}: {', '.join(known)}.")
             for name in wanted[what]:
-                if name not in known:
-                    raise UserError(
-                        f"{self.paper}/{self.name} has no {what} {name!r}; {nearest(name, known)}"
-                    )
-        return [c for c in self.cells if c.column in wanted["column"] and c.method in wanted["method"]]
+                if name not in known and (what == "column" or not _of_an_algorithm(name)):
+                    near = nearest(name, {*known, *(ALGORITHMS if what == "method" else ())})
+                    raise UserError(f"{self.paper}/{self.name} has no {what} {name!r}; {near}")
+        own = [c for c in self.cells if c.column in wanted["column"] and c.method in wanted["method"]]
+        others = [m for m in wanted["method"] if m not in self.methods]
+        return own + [self.guest(column, m) for column in wanted["column"] for m in others]
+
+    def guest(self, column: str, algorithm: str) -> Cell:
+        """An algorithm that is none of its methods, in a column's setup; nothing of it is published."""
+        name, given = ALGORITHMS.placed(algorithm)
+        open_ = {f.name for f in specs.fields(ALGORITHMS.cls(name))} - given.keys()
+        settings = {
+            k: v
+            for k, v in self.setups[column].items()
+            if not k.startswith("algorithm.") or k.removeprefix("algorithm.") in open_
+        }
+        target = settings.pop("target", None)
+        settings = {"algorithm": algorithm, **settings}
+        return Cell(self.paper, self.name, column, algorithm, settings, {}, target=target)
 
     def cell(self, column: str, method: str) -> Cell:
         """One cell."""
@@ -263,6 +284,11 @@ class Paper:
         return together if identity(cell.config(variant=together)) == identity(config) else None
 
 
+def _of_an_algorithm(method: str) -> bool:
+    """Whether it is the name of an algorithm; of what has settings or is code, raise UserError if not."""
+    return method in ALGORITHMS.entries or (":" in method and ALGORITHMS.make(method) is not None)
+
+
 def _combined(found: Sequence[Variant]) -> Variant:
     if len(found) == 1:
         return found[0]
@@ -320,6 +346,7 @@ def _table(paper: str, name: str, given: Mapping[str, Any], held: Mapping[str, A
     methods = given["methods"]
     if not isinstance(methods, dict):
         methods = {m: held["methods"][m] for m in methods}
+    setups = {c: _settings(held, given.get("settings", {}), own, {}) for c, own in columns.items()}
     quantities = tuple(given.get("quantities", published))
     assert all(q in QUANTITIES for q in quantities), f"{paper}/{name} has an unknown quantity"
     cells = []
@@ -343,6 +370,7 @@ def _table(paper: str, name: str, given: Mapping[str, Any], held: Mapping[str, A
         methods=tuple(methods),
         quantities=quantities,
         cells=tuple(cells),
+        setups=setups,
         baseline=given.get("baseline"),
         rounds=max(c.settings["rounds"] for c in cells),
         figure=given.get("figure"),

@@ -96,6 +96,20 @@ DRAWN = 0
 """The seed whose runs a figure is drawn from."""
 
 
+def check_code(cells: Sequence[Cell], results: Results, variant: Variant | None = None) -> None:
+    """Raise UserError if what was measured of somebody's own algorithm is of other code than it has now."""
+    for cell in cells:
+        config = cell.config(variant=variant)
+        now = provenance.code(configs.what(config))
+        for run in results.of(config).values():
+            then = run.made.get("code", now)
+            if changed := [name for name, digest in now.items() if then.get(name, digest) != digest]:
+                raise UserError(
+                    f"{cell.key}, seed {run.seed} was measured with other code than {changed[0]} has now: "
+                    "put that back, or give another --out (and --results) for what the new code does."
+                )
+
+
 def folder_of(table: Table, config: Config, out: Path) -> Path:
     """Where a run of the table is kept: a figure's in a folder of its own, as it needs its last model."""
     folder = run_folder(config, out)
@@ -286,8 +300,10 @@ def _fits(found: Any, wanted: int | range) -> bool:
     return found in wanted if isinstance(wanted, range) else bool(found == wanted)
 
 
-def adopt(table: Table, folder: Path, results: Path) -> tuple[Path, Outcome, Cell]:
-    """Take a run folder that somebody made as the result of one of the table's cells.
+def adopt(
+    table: Table, folder: Path, results: Path, others: Sequence[Cell] = ()
+) -> tuple[Path, Outcome, Cell]:
+    """Take a run folder that somebody made as the result of one of the table's cells, or of ``others``.
 
     Its config must be the cell's in everything that matters, and its data the paper's, where it says what
     they were. Returns the result's file, the result and the cell.
@@ -295,7 +311,7 @@ def adopt(table: Table, folder: Path, results: Path) -> tuple[Path, Outcome, Cel
     found = of_run(folder)
     closest: tuple[int, str] | None = None
     paper = load_paper(table.paper)
-    for cell in table.cells:
+    for cell in (*table.cells, *others):
         as_published = identity(cell.config()) == identity(found.config)
         if as_published or paper.reading(cell, found.config) is not None:
             said = [start["data"] for start in Run(folder).made if isinstance(start.get("data"), dict)]

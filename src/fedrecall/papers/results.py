@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedrecall import config as configs
@@ -21,6 +22,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
+from fedrecall.provenance import named
 from fedrecall.reports.runs import ELSEWHERE, Run
 from fedrecall.specs import spec_text
 from fedrecall.training import Recipe
@@ -34,7 +36,7 @@ PRECISIONS = ("bfloat16", "float32", "float64")
 """From the coarsest to the finest."""
 APART = (*ELSEWHERE, "seed", "rounds", "precision")
 """What does not make it another experiment: the seed, how far, and how it was computed."""
-KEPT_OF_START = ("versions", "python", "platform", "cpu", "gpu", "threads", "git", "started", "data")
+KEPT_OF_START = ("versions", "python", "platform", "cpu", "gpu", "threads", "git", "started", "data", "code")
 KEPT_OF_EARLIER = ("versions", "cpu", "gpu", "git", "started")
 
 
@@ -58,8 +60,8 @@ class Outcome:
     measures: Mapping[str, Any] = field(default_factory=dict)
     """What else was measured after the last round."""
     made: Mapping[str, Any] = field(default_factory=dict)
-    """Versions, machine, revision, time and data of the last start, and ``earlier`` ones; older results say
-    neither data nor earlier starts."""
+    """Versions, machine, revision, time and data of the last start, a digest of the code if it is somebody's
+    own, and ``earlier`` starts; older results say neither data nor earlier starts."""
     failed: str | None = None
     """Why the run cannot go on, if it cannot."""
 
@@ -95,7 +97,7 @@ class Outcome:
             "rounds": {"done": self.done, "planned": self.config.rounds},
             "failed": self.failed,
             "seed": self.seed,
-            "config": configs.as_dict(self.config),
+            "config": configs.as_dict(self.config) | {"algorithm": _placeless(self.config.algorithm)},
             "made": dict(self.made),
             "failures": self.failures,
             "bytes_down": self.bytes_down,
@@ -125,7 +127,8 @@ def unusual(config: Config) -> dict[str, Any]:
     an algorithm's own, so that a new one does not make old results strangers.
     """
     mine, usual = _compared(config), _usual()
-    return {k: _unusual(k, v) for k, v in mine.items() if k not in APART and v != usual.get(k)}
+    found = {k: _unusual(k, v) for k, v in mine.items() if k not in APART and v != usual.get(k)}
+    return found | ({"algorithm": _placeless(found["algorithm"])} if "algorithm" in found else {})
 
 
 @cache
@@ -151,11 +154,10 @@ def _unusual(key: str, value: Any) -> Any:
 
 def name(config: Config) -> str:
     """A readable name of an experiment, the same for all seeds: what it is of, then its identity."""
-    words = [
-        str(config.dataset["name"]),
-        spec_text(PARTITIONS, config.partition),
-        spec_text(ALGORITHMS, config.algorithm),
-    ]
+    algorithm = spec_text(ALGORITHMS, config.algorithm)
+    for called, place in codes(config.algorithm).items():
+        algorithm = algorithm.replace(place, called)
+    words = [str(config.dataset["name"]), spec_text(PARTITIONS, config.partition), algorithm]
     tidy = "-".join("".join(c if c.isalnum() or c in ".+=" else "_" for c in word) for word in words)
     return f"{tidy[:80]}-{identity(config)}"
 
@@ -224,7 +226,7 @@ def save(result: Outcome, folder: Path) -> Path:
     """Write a result, unless one of the same run that went further, or failed there, is kept; says where."""
     path = path_of(result.config, folder)
     if files.found(path):
-        kept = read(path)
+        kept = read(path, codes(result.config.algorithm))
         if (kept.done, kept.failed is not None) > (result.done, result.failed is not None):
             return path
     lines = [f'"{key}": {json.dumps(value)}' for key, value in result.as_dict().items()]
@@ -233,14 +235,60 @@ def save(result: Outcome, folder: Path) -> Path:
     return path
 
 
-def read(path: Path) -> Outcome:
-    """A result, checked."""
+def read(path: Path, own: Mapping[str, str] = MappingProxyType({})) -> Outcome:
+    """A result, checked. One of an algorithm of somebody's own is read if ``own``, as `codes` has it, says
+    where that is: no code is loaded because a result names it."""
+    held = _held(path)
+    if others := _codes(held).keys() - own.keys():
+        raise UserError(f"{path} is of {min(others)}, which was not asked for.")
+    return _checked(path, held, own)
+
+
+def codes(algorithm: Any) -> dict[str, str]:
+    """The classes of somebody's own that an algorithm's spec names, however deep.
+
+    By what each is called wherever its file lies, its name with the place.
+    """
+    found: dict[str, str] = {}
+
+    def note(name: str) -> str:
+        found[named(name)] = name
+        return name
+
+    _renamed(algorithm, note)
+    return found
+
+
+def _codes(held: Mapping[str, Any]) -> dict[str, str]:
+    config = held.get("config")
+    return codes(config.get("algorithm")) if isinstance(config, Mapping) else {}
+
+
+def _placeless(algorithm: Mapping[str, Any]) -> Any:
+    return _renamed(algorithm, named)
+
+
+def _renamed(algorithm: Any, rename: Callable[[str], str]) -> Any:
+    if not isinstance(algorithm, Mapping):
+        return algorithm
+    return {
+        k: rename(v) if k == "name" and isinstance(v, str) and ":" in v else _renamed(v, rename)
+        for k, v in algorithm.items()
+    }
+
+
+def _held(path: Path) -> dict[str, Any]:
     held = files.read_json(path)
     if not isinstance(held, dict) or held.get("format") != FORMAT:
         raise UserError(f"{path} is not a result: its format is not {FORMAT!r}.")
+    return held
+
+
+def _checked(path: Path, held: Mapping[str, Any], own: Mapping[str, str]) -> Outcome:
     try:
+        algorithm = _renamed(held["config"]["algorithm"], lambda name: own[named(name)])
         found = Outcome(
-            config=configs.make(held["config"]),
+            config=configs.make({**held["config"], "algorithm": algorithm}),
             accuracy=[float(a) for a in held["accuracy"]],
             forgetting=[float(f) for f in held["forgetting"]],
             class_accuracy=[float(a) for a in held["class_accuracy"]],
@@ -275,10 +323,11 @@ class Results:
             self.add(found)
 
     @classmethod
-    def load(cls, folder: Path) -> Results:
-        """Those in a folder; there need not be one."""
-        held = folder.glob("*/seed*.json") if files.found(folder) else ()
-        return cls(read(path) for path in sorted(held))
+    def load(cls, folder: Path, own: Mapping[str, str] = MappingProxyType({})) -> Results:
+        """Those in a folder; there need not be one. What `read` would refuse is left out."""
+        paths = sorted(folder.glob("*/seed*.json")) if files.found(folder) else ()
+        held = ((path, _held(path)) for path in paths)
+        return cls(_checked(path, found, own) for path, found in held if _codes(found).keys() <= own.keys())
 
     def add(self, found: Outcome) -> None:
         """Keep it, unless the same run went further."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import NamedTuple
 
-from fedrecall.papers.paper import Cell, Paper, Table, Variant
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.papers.paper import PAPERS, Cell, Paper, Table, Variant, load_paper
 from fedrecall.papers.quantities import NEVER, QUANTITIES, Question, smooth, smoothed
-from fedrecall.papers.results import Outcome, Results
+from fedrecall.papers.results import Outcome, Results, identity
 from fedrecall.reports.statistics import Summary, summary
+from fedrecall.specs import short_text
 
 SPREADS = 2.0
 """How many standard deviations a mean may be off: 19 of 20 trials are within two."""
@@ -81,7 +84,7 @@ class Verdict(NamedTuple):
 class Gain(NamedTuple):
     """How much a method is ahead of its table's baseline, over the seeds that both have."""
 
-    published: float
+    published: float | None
     measured: Summary
     rounds: int
 
@@ -104,6 +107,8 @@ def judge(
     if QUANTITIES[quantity].to_baseline and cell.method == table.baseline:
         begun = any(run.done for run in runs)
         return Verdict(value, std, None, "" if begun else NOT_RUN, None, failed, left_out)
+    if quantity == "accuracy" and failed and value is None and not cell.failed:
+        return said("")
     if quantity == "accuracy" and failed:
         rounds = cell.config(variant=variant).rounds
         through = [r.accuracy[rounds - 1] for r in runs if r.failed is None and r.done >= rounds]
@@ -179,6 +184,26 @@ def tried(paper: Paper, cell: Cell, results: Results) -> list[Variant]:
     return sorted(found.values(), key=lambda v: (len(v.parts), [place(name) for name in v.name.split("+")]))
 
 
+def guests(paper: Paper, table: Table, results: Results) -> list[Cell]:
+    """Algorithms that no table of any paper has and that were run in this one's setup, column by column."""
+    found: dict[tuple[int, str], Cell] = {}
+    for run in results:
+        if run.config.algorithm["name"] in _published():
+            continue
+        method = short_text(ALGORITHMS, run.config.algorithm)
+        for place, column in enumerate(table.columns):
+            cell = table.guest(column, method)
+            if identity(cell.config()) == run.identity or paper.reading(cell, run.config) is not None:
+                found[place, method] = cell
+    return [found[key] for key in sorted(found)]
+
+
+@cache
+def _published() -> frozenset[str]:
+    tables = [t for name in PAPERS for t in load_paper(name).tables.values()]
+    return frozenset(c.config().algorithm["name"] for t in tables for c in t.cells)
+
+
 def best(paper: Paper, table: Table, cell: Cell, results: Results) -> str:
     """What may be said of the cell's first quantity after all that was tried."""
     found = [
@@ -221,12 +246,10 @@ def level_agrees(table: Table, cell: Cell, results: Results, variant: Variant | 
 
 def gain(table: Table, cell: Cell, results: Results, variant: Variant | None = None) -> Gain | None:
     """The paired gain in accuracy on the baseline, at the last round that all these runs have."""
-    if table.baseline in (None, cell.method) or "accuracy" not in cell.published:
+    if table.baseline in (None, cell.method) or "accuracy" not in table.quantities:
         return None
     base = table.cell(cell.column, str(table.baseline))
-    mine, theirs = cell.published["accuracy"].value, base.published["accuracy"].value
-    if mine is None or theirs is None:
-        return None
+    said = [c.published["accuracy"].value for c in (cell, base) if "accuracy" in c.published]
     config = cell.config(variant=variant)
     runs = _alive(results.of(config))
     precision = next((r.config.precision for r in runs.values()), None)
@@ -245,7 +268,8 @@ def gain(table: Table, cell: Cell, results: Results, variant: Variant | None = N
         )
         for s in seeds
     ]
-    return Gain(mine - theirs, summary(found), at)
+    mine, theirs = said if len(said) == 2 else (None, None)
+    return Gain(None if mine is None or theirs is None else mine - theirs, summary(found), at)
 
 
 def _alive(runs: Mapping[int, Outcome]) -> dict[int, Outcome]:

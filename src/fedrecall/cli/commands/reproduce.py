@@ -1,5 +1,6 @@
 """`fedrecall reproduce`: a paper's table or figure, published beside measured; `fedrecall list papers`."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,12 +16,14 @@ from fedrecall.errors import UserError
 from fedrecall.papers import PAPERS, Cell, Table, load_paper, table
 from fedrecall.papers.paper import Variant
 from fedrecall.papers.quantities import NEVER, QUANTITIES
-from fedrecall.papers.reproduction import DRAWN, adopt, carry_out, folder_of, plan
-from fedrecall.papers.results import FOLDER, Results, of_run, path_of
+from fedrecall.papers.reproduction import DRAWN, adopt, carry_out, check_code, folder_of, plan
+from fedrecall.papers.results import FOLDER, Results, codes, of_run, path_of
 from fedrecall.papers.verdicts import Verdict, gain, judge, tried
 from fedrecall.records import RunFolder
 
 RUNS, RESULTS = Path("runs/reproduction"), "results"
+SETTING = re.compile(r"\w+=|[-+.\d]+(e-?\d+)?$")
+"""What follows a comma within an algorithm's settings: a name with its value, or a number in its place."""
 
 ResultsFolder = Annotated[
     Path | None,
@@ -40,7 +43,12 @@ def reproduce_command(
         str | None, typer.Option(help="Only these columns, with commas between.", show_default=False)
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Only these methods, with commas between.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Only these methods, with commas between. Any other algorithm, yours too, may stand among "
+            "them: it is played in the same setup.",
+            show_default=False,
+        ),
     ] = None,
     seeds: Annotated[
         int | None,
@@ -84,13 +92,14 @@ def reproduce_command(
 
     What is done is skipped, what was begun is resumed. Example: fedrecall reproduce fedntd/table1
     --columns cifar10/shard2 --methods fedavg,fedntd --seeds 3
+    One of yours beside them: --methods fedavg,fedntd,mine.py:Mine:margin=0.5
     """
     if name.partition("/")[2] and _only_drawn(name):
         _explain_figure(name)
         return
     chosen = table(name)
     paper = load_paper(chosen.paper)
-    cells = chosen.choose(_split(columns), _split(methods))
+    cells = chosen.choose(_split(columns), named_methods(methods, chosen))
     variant = paper.variant(switch) if switch is not None else None
     if variant is not None:
         cells = [c for c in cells if c.changed_by(variant)]
@@ -101,7 +110,7 @@ def reproduce_command(
     if from_:
         adopted = []
         for folder in from_:
-            path, found, cell = adopt(chosen, folder, results)
+            path, found, cell = adopt(chosen, folder, results, cells)
             _say(f"{cell.key}, seed {found.seed}: {found.done} of {found.config.rounds} rounds in {path}")
             _say(f"to go on with it here, move it to {folder_of(chosen, found.config, out_)}")
             adopted.append(cell)
@@ -113,7 +122,9 @@ def reproduce_command(
         "checkpoint_every": checkpoint_every,
     }
     changes |= {k: v for k, v in (("workers", workers), ("rounds", rounds)) if v is not None}
-    known = Results.load(results)
+    own = {called: place for c in cells for called, place in codes(c.config().algorithm).items()}
+    known = Results.load(results, own)
+    check_code(cells, known, variant)
     plans = plan(chosen, cells, range(seeds), known, out_, variant, **changes)
     if seeds and not plans:
         _say("nothing is missing: all of it has been run.")
@@ -124,7 +135,7 @@ def reproduce_command(
         if plans:
             left_out = carry_out(plans, results, _say, lambda n: progress.shown(out, n), data_root)
     finally:
-        out.print(comparison(chosen, cells, Results.load(results), variant))
+        out.print(comparison(chosen, cells, Results.load(results, own), variant))
     for reason in left_out:
         _say(f"left out: {reason}")
     if left_out and len(left_out) == len({str(p.config.dataset) for p in plans}):
@@ -165,7 +176,8 @@ def comparison(chosen: Table, cells: list[Cell], results: Results, variant: Vari
         g = gain(chosen, cell, results, variant)
         if g is not None:
             text = f"{g.measured.mean:+.2f} at round {g.rounds}"
-            shown.add_row(cell.column, cell.method, f"over {chosen.baseline}", f"{g.published:+.2f}", text)
+            published = "–" if g.published is None else f"{g.published:+.2f}"
+            shown.add_row(cell.column, cell.method, f"over {chosen.baseline}", published, text)
     return shown
 
 
@@ -292,6 +304,17 @@ def _split(text: str | None) -> list[str] | None:
     if text is None:
         return None
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def named_methods(text: str | None, table: Table) -> list[str] | None:
+    """As `_split`, but the settings of an algorithm, which have commas between as well, stay with it."""
+    found: list[str] = []
+    for part in _split(text) or ():
+        if found and ":" in found[-1] and part not in table.methods and SETTING.match(part):
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return None if text is None else found
 
 
 def _say(text: str) -> None:
