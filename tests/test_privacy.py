@@ -291,7 +291,7 @@ def test_epsilon_of_everybody_every_round_is_just_above_the_exact_one(noise, rou
 @pytest.mark.no_cover  # others cover it, and in a long loop that is what takes longest
 @pytest.mark.parametrize(("noise", "rounds", "delta"), [(2, 50, 1e-3), (0.5, 3, 1e-2)])
 def test_drawing_fewer_clients_never_tells_more(noise, rounds, delta):
-    found = [epsilon(noise, 20, drawn, rounds, delta) for drawn in range(1, 21)]
+    found = [epsilon(noise, 20, drawn, rounds, delta) for drawn in (1, 2, 3, 5, 8, 12, 16, 19, 20)]
     assert found == sorted(found)
 
 

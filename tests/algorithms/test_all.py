@@ -68,6 +68,7 @@ def cluster() -> Iterator[None]:
         yield
 
 
+@pytest.mark.no_cover  # others cover it, and an algorithm at a time is what takes longest
 @pytest.mark.parametrize("backend", OTHERS)
 @pytest.mark.parametrize(**each())
 def test_backends_agree(case: Case, backend: str, request: pytest.FixtureRequest):
@@ -80,6 +81,7 @@ def test_backends_agree(case: Case, backend: str, request: pytest.FixtureRequest
     np.testing.assert_allclose(found, losses, rtol=1e-11)
 
 
+@pytest.mark.no_cover  # others cover it, and an algorithm at a time is what takes longest
 @pytest.mark.parametrize("stop", [1, 2])
 @pytest.mark.parametrize(**each())
 def test_resuming_is_as_if_never_stopped(case: Case, stop: int, tmp_path):
@@ -266,6 +268,7 @@ def test_the_teacher_is_in_evaluation_mode_with_its_own_statistics(case: Case):
     assert_same(after, reference.buffers)
 
 
+@pytest.mark.no_cover  # others cover it, and an algorithm at a time is what takes longest
 @pytest.mark.parametrize("precision", ["float64", "bfloat16"])
 @pytest.mark.parametrize(**each(NORMED))
 def test_frozen_parameters_stay_as_they_are_and_in_the_model(case: Case, precision: str, tmp_path):

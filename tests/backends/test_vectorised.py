@@ -67,6 +67,7 @@ NORMS = ("none", "batch", "group")
 PAIRS = [(case, norm) for case in CASES for norm in NORMS if norm != "batch" or case in NORMED]
 
 
+@pytest.mark.no_cover  # others cover it, and an algorithm at a time is what takes longest
 @pytest.mark.parametrize(("case", "norm"), PAIRS, ids=[f"{case.spec}-{norm}" for case, norm in PAIRS])
 def test_every_algorithm_with_ragged_clients_dropout_augmentation_and_norms(case: Case, norm: str):
     settings = HARD | case.settings | {"model": f"{NET}:norm={norm}"}

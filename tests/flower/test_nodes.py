@@ -85,6 +85,7 @@ SPECS = {"fedssd": "fedssd:m_max=2,auxiliary_per_class=4"}
 MODELS = {"fedalign": "mlp:16"}  # which knows its last block
 
 
+@pytest.mark.no_cover  # others cover it, and an algorithm at a time is what takes longest
 @pytest.mark.parametrize("name", [n for n in ALGORITHMS if n != "private"])
 @pytest.mark.parametrize("chains", ["", 2])
 def test_a_federation_computes_what_one_machine_does(name, chains, tmp_path):
