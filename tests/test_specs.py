@@ -8,6 +8,7 @@ import pytest
 
 from fedrecall import specs
 from fedrecall.errors import UserError
+from fedrecall.measures import MEASURES
 from fedrecall.specs import Range, Registry
 
 
@@ -198,3 +199,10 @@ def test_numbers_that_differ_are_written_differently():
         assert specs.word(value) == written
         assert float(specs.word(value)) == value
     assert specs.word([0.5, 1 / 3]) == "0.5+0.3333333333333333"
+
+
+def test_a_class_that_lacks_what_its_kind_must_do_is_a_sentence(tmp_path):
+    text = "from dataclasses import dataclass\nfrom fedrecall.measures.moment import Measure\n"
+    (tmp_path / "half.py").write_text(text + "@dataclass(frozen=True)\nclass Half(Measure):\n    pass\n")
+    with pytest.raises(UserError, match=r"measure .*half\.py:Half does not define __call__\."):
+        MEASURES.make(f"{tmp_path}/half.py:Half")

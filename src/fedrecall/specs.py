@@ -146,6 +146,8 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     for f in known.values():
         if f.default is dataclasses.MISSING and f.name not in checked:
             raise UserError(f"{where} needs {f.name!r} ({f.allowed}).")
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        raise UserError(f"{where} does not define {', '.join(missing)}.")
     try:
         return cls(**checked)
     except UserError:

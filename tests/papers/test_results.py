@@ -1,5 +1,6 @@
 """Result files: what a run is the same as, partial rounds, damage, and never less than before."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -220,6 +221,14 @@ def test_somebodys_code_is_loaded_only_if_it_was_asked_for(tmp_path, monkeypatch
         with pytest.raises(UserError, match=r"is of sent\.py:Sent, which was not asked for"):
             read(path)
         assert not (tmp_path / "ran").exists()
+    other = {"algorithm": "sent.py:Sent"}, {"algorithm": {"name": "private", "of": "sent.py:Sent"}}
+    other += {"measures": ["sent.py:Sent"]}, {"sinks": ["sent.py:Sent"]}, {"dataset": "sent.py:Sent"}
+    for forged in other:  # as no result is written
+        plain = {**held["config"], "algorithm": {"name": "fedavg"}}
+        path.write_text(json.dumps({**held, "config": plain | forged}))
+        with pytest.raises(UserError, match="is read without anybody's code"):
+            Results.load(tmp_path / "results")
+        assert not (tmp_path / "ran").exists()
     held["config"]["algorithm"] = {"name": "elsewhere/sent.py:Sent"}
     path.write_text(json.dumps(held))
     (found,) = Results.load(tmp_path / "results", {"sent.py:Sent": f"{tmp_path}/sent.py:Sent"})
@@ -227,3 +236,20 @@ def test_somebodys_code_is_loaded_only_if_it_was_asked_for(tmp_path, monkeypatch
     assert found.as_dict()["config"]["algorithm"] == {"name": "sent.py:Sent"}  # no place of this machine
     assert name(found.config).startswith("cifar10-shards_2-sent.py_Sent-")
     assert save(found, tmp_path / "results") == save(found, tmp_path / "results")  # reads what it replaces
+
+
+def test_what_looked_on_and_what_was_told_is_not_kept(tmp_path, monkeypatch):
+    """Measures and sinks of somebody's own, which others could not load, leave a result that all can read."""
+    monkeypatch.chdir(tmp_path)
+    text = "from dataclasses import dataclass\nfrom fedrecall.measures.moment import Measure\n"
+    text += "@dataclass(frozen=True)\nclass Look(Measure):\n"
+    (tmp_path / "look.py").write_text(text + "    def __call__(self, moment):\n        return {}\n")
+    made = outcomes.outcome(CELL, [50.0], measures=None)
+    config = configs.make(
+        configs.as_dict(made.config)
+        | {"measures": ["alignment:every=2", "look.py:Look"], "sinks": ["tensorboard"]}
+    )
+    path = save(dataclasses.replace(made, config=config), tmp_path / "results")
+    found = read(path).config
+    assert (found.measures, found.sinks) == (("alignment:every=2",), ())
+    assert identity(found) == identity(config)

@@ -22,6 +22,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
+from fedrecall.measures import MEASURES
 from fedrecall.provenance import named
 from fedrecall.reports.runs import ELSEWHERE, Run
 from fedrecall.specs import spec_text
@@ -97,7 +98,7 @@ class Outcome:
             "rounds": {"done": self.done, "planned": self.config.rounds},
             "failed": self.failed,
             "seed": self.seed,
-            "config": configs.as_dict(self.config) | {"algorithm": _placeless(self.config.algorithm)},
+            "config": _kept_of(self.config),
             "made": dict(self.made),
             "failures": self.failures,
             "bytes_down": self.bytes_down,
@@ -108,6 +109,13 @@ class Outcome:
             "client_seconds": [round(s, 1) for s in self.client_seconds],
             "measures": dict(self.measures),
         }
+
+
+def _kept_of(config: Config) -> dict[str, Any]:
+    """As it can be read anywhere: no places of somebody's own code, nor what only looked on or was told."""
+    measures = [m for m in config.measures if MEASURES.parse(m)[0] in MEASURES.entries]
+    apart = {"algorithm": _placeless(config.algorithm), "measures": measures, "sinks": []}
+    return configs.as_dict(config) | apart
 
 
 def machine_of(start: Mapping[str, Any]) -> str:
@@ -287,8 +295,10 @@ def _held(path: Path) -> dict[str, Any]:
 def _checked(path: Path, held: Mapping[str, Any], own: Mapping[str, str]) -> Outcome:
     try:
         algorithm = _renamed(held["config"]["algorithm"], lambda name: own[named(name)])
+        with specs.registered_only(*own.values(), remedy="a result is read without anybody's code."):
+            config = configs.make({**held["config"], "algorithm": algorithm})
         found = Outcome(
-            config=configs.make({**held["config"], "algorithm": algorithm}),
+            config=config,
             accuracy=[float(a) for a in held["accuracy"]],
             forgetting=[float(f) for f in held["forgetting"]],
             class_accuracy=[float(a) for a in held["class_accuracy"]],
