@@ -158,6 +158,20 @@ def test_an_algorithm_of_ones_own_is_played_in_the_papers_setup_beside_its_metho
     assert "was measured with other code than mine.py:Mine has now" in err
     assert call(*words, *switch, "--methods", "calibrated")[0] == 0  # of which nothing is wrong
 
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.py").write_text(MINE)
+    code, _, err = call(*words, "--methods", "mine.py:Mine,other/mine.py:Mine")
+    assert (code, "are one and the same in results" in err) == (2, True)
+
+
+def test_what_has_settings_within_settings_is_listed_below_a_tables_methods(tmp_path):
+    of = {"name": "feddyn", "alpha": 0.05}
+    private = {"name": "private", "of": of, "clip": 1.0, "noise": 0.5}
+    cell = TABLE1.guest("cifar10/shard2", "what it is called", private)
+    save(outcome(cell, [30.0, 40.0]), tmp_path)
+    (row,) = (line for line in render(tmp_path).splitlines() if "| private:" in line and "/shard2" in line)
+    assert "| – | 34.00; F 0.10 | 1 | **2** of 200 |" in row
+
 
 @pytest.mark.parametrize(
     ("text", "methods"),

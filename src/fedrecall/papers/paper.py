@@ -69,7 +69,10 @@ class Variant:
 
     def in_force(self, cell: Cell, held: Settings) -> bool:
         """Whether all that it changes in the cell's setup is so in a config (``flat``)."""
-        if not cell.changed_by(self):
+        try:
+            if not cell.changed_by(self):
+                return False
+        except UserError:  # which the algorithm does not go with
             return False
         plain, changed = cell.changes(self)
         for key, value in self.settings.items():
@@ -199,9 +202,12 @@ class Table:
         others = [m for m in wanted["method"] if m not in self.methods]
         return own + [self.guest(column, m) for column in wanted["column"] for m in others]
 
-    def guest(self, column: str, algorithm: str) -> Cell:
-        """An algorithm that is none of its methods, in a column's setup; nothing of it is published."""
-        name, given = ALGORITHMS.placed(algorithm)
+    def guest(self, column: str, method: str, algorithm: Mapping[str, Any] | None = None) -> Cell:
+        """An algorithm that is none of its methods, in a column's setup; nothing of it is published.
+
+        ``algorithm`` is what the method is, if that is more than its name says.
+        """
+        name, given = ALGORITHMS.placed(algorithm or method)
         open_ = {f.name for f in specs.fields(ALGORITHMS.cls(name))} - given.keys()
         settings = {
             k: v
@@ -209,8 +215,8 @@ class Table:
             if not k.startswith("algorithm.") or k.removeprefix("algorithm.") in open_
         }
         target = settings.pop("target", None)
-        settings = {"algorithm": algorithm, **settings}
-        return Cell(self.paper, self.name, column, algorithm, settings, {}, target=target)
+        settings = {"algorithm": algorithm or method, **settings}
+        return Cell(self.paper, self.name, column, method, settings, {}, target=target)
 
     def cell(self, column: str, method: str) -> Cell:
         """One cell."""

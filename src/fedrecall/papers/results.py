@@ -334,7 +334,7 @@ class Results:
 
     @classmethod
     def load(cls, folder: Path, own: Mapping[str, str] = MappingProxyType({})) -> Results:
-        """Those in a folder; there need not be one. What `read` would refuse is left out."""
+        """Those in a folder; there need not be one. Those of code that ``own`` does not name are left out."""
         paths = sorted(folder.glob("*/seed*.json")) if files.found(folder) else ()
         held = ((path, _held(path)) for path in paths)
         return cls(_checked(path, found, own) for path, found in held if _codes(found).keys() <= own.keys())

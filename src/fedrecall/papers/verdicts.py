@@ -107,9 +107,9 @@ def judge(
     if QUANTITIES[quantity].to_baseline and cell.method == table.baseline:
         begun = any(run.done for run in runs)
         return Verdict(value, std, None, "" if begun else NOT_RUN, None, failed, left_out)
-    if quantity == "accuracy" and failed and value is None and not cell.failed:
-        return said("")
     if quantity == "accuracy" and failed:
+        if value is None and not cell.failed:
+            return said("")
         rounds = cell.config(variant=variant).rounds
         through = [r.accuracy[rounds - 1] for r in runs if r.failed is None and r.done >= rounds]
         at_chance = sum(100 * accuracy <= FAILED for accuracy in through)
@@ -192,7 +192,7 @@ def guests(paper: Paper, table: Table, results: Results) -> list[Cell]:
             continue
         method = short_text(ALGORITHMS, run.config.algorithm)
         for place, column in enumerate(table.columns):
-            cell = table.guest(column, method)
+            cell = table.guest(column, method, run.config.algorithm)
             if identity(cell.config()) == run.identity or paper.reading(cell, run.config) is not None:
                 found[place, method] = cell
     return [found[key] for key in sorted(found)]

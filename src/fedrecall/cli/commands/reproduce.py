@@ -122,7 +122,7 @@ def reproduce_command(
         "checkpoint_every": checkpoint_every,
     }
     changes |= {k: v for k, v in (("workers", workers), ("rounds", rounds)) if v is not None}
-    own = {called: place for c in cells for called, place in codes(c.config().algorithm).items()}
+    own = _own(cells)
     known = Results.load(results, own)
     check_code(cells, known, variant)
     plans = plan(chosen, cells, range(seeds), known, out_, variant, **changes)
@@ -304,6 +304,17 @@ def _split(text: str | None) -> list[str] | None:
     if text is None:
         return None
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _own(cells: list[Cell]) -> dict[str, str]:
+    """The classes of somebody's own among the methods, by what results call them."""
+    found: dict[str, str] = {}
+    for called, place in (item for c in cells for item in codes(c.config().algorithm).items()):
+        if found.setdefault(called, place) != place:
+            raise UserError(
+                f"{found[called]} and {place} are one and the same in results: rename a file or class."
+            )
+    return found
 
 
 def named_methods(text: str | None, table: Table) -> list[str] | None:
