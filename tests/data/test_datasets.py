@@ -873,6 +873,47 @@ def test_csv_of_image_paths(tmp_path):
     assert (d.shape, d.class_names, len(d.train), len(d.test)) == ((3, 5, 6), ("a", "b"), 8, 2)
 
 
+def listing(folder, *heads):
+    """A list of four pictures in each of these folders; what a picture itself is called says nothing."""
+    rows = [["image", "label"]]
+    for h, head in enumerate(heads):
+        (folder / head).mkdir(parents=True)
+        for i in range(4):
+            (folder / head / f"test{i}.png").write_bytes(png(picture(10 * h + i)))
+            rows.append([f"{head}/test{i}.png", "ab"[i % 2]])
+    return table(folder / "list.csv", rows)
+
+
+def test_listed_images_are_tested_on_where_their_folder_says_so(tmp_path):
+    folder = listing(tmp_path / "mine", "train", "test")
+    d = load(f"folder:{folder}")
+    assert (len(d.train), len(d.test)) == (4, 4)
+    others = load(f"folder:{listing(tmp_path / 'other', 'train', 'elsewhere', 'val')}")
+    assert (len(others.train), len(others.test)) == (8, 4)
+    apart = {t.numpy().tobytes() for t in d.train.x} & {t.numpy().tobytes() for t in d.test.x}
+    assert not apart
+    with pytest.warns(RuntimeWarning, match="4 images that are listed .* for validation, such as .*line 6"):
+        d = load(f"folder:{listing(tmp_path / 'three', 'train', 'val', 'test')}")
+    assert (len(d.train), len(d.test)) == (4, 4)
+    with pytest.raises(UserError, match="no image to train on"):
+        load(f"folder:{listing(tmp_path / 'none', 'test')}")
+
+
+def test_a_list_that_is_named_for_training_is_for_that(tmp_path):
+    folder = listing(tmp_path / "mine", "train", "test")
+    (tmp_path / "mine/list.csv").rename(tmp_path / "mine/train.csv")
+    d = load(f"folder:{folder}")
+    assert (len(d.train), len(d.test)) == (6, 2)
+
+
+def test_a_folders_name_is_no_pattern(tmp_path):
+    for number, name in ((0, "site1"), (100, "site[12]"), (0, "a*")):
+        parquet(tmp_path / name / "all.parquet", [png(picture(number + i)) for i in range(20)], [0, 1] * 10)
+    found = {name: load(f"folder:{tmp_path / name}") for name in ("site1", "site[12]", "a*")}
+    assert not torch.equal(found["site1"].train.x, found["site[12]"].train.x)
+    assert torch.equal(found["site1"].train.x, found["a*"].train.x)
+
+
 @pytest.mark.parametrize(
     ("rows", "said"),
     [

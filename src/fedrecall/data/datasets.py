@@ -46,7 +46,7 @@ DATASETS = Registry(
 )
 
 _DECODER = 1  # raised when the same files come to give other tensors, so that caches are made anew
-_FOLDERS = 2  # the same for users' own folders
+_FOLDERS = 3  # the same for users' own folders
 
 
 Sizes = tuple[int | range, int | range]

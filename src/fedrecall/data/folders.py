@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import glob
 import math
 import os
 import re
@@ -127,7 +128,8 @@ def _bytes(path: Path, where: str = "") -> bytes:
 def read_parquet(folder: Path, files: list[Path], label: str, image: str, told: Told, size: int) -> Source:
     """A user's parquet files."""
     hub.check_parquet(files, label, *told.columns)
-    named = {split: [str(p) for p in paths] for split, paths in by_split(folder, files).items() if paths}
+    splits = by_split(folder, files)
+    named = {split: [glob.escape(str(p)) for p in paths] for split, paths in splits.items() if paths}
     with tempfile.TemporaryDirectory() as scratch:
 
         def use(datasets: Any) -> Source:
@@ -143,13 +145,17 @@ def read_parquet(folder: Path, files: list[Path], label: str, image: str, told: 
 
 
 def read_csv(folder: Path, files: list[Path], label: str, image: str, told: Told, size: int) -> Source:
-    """A label column beside an image-path column or columns of numbers."""
-    groups = by_split(folder, files)
+    """A label column beside an image-path column or columns of numbers.
+
+    A file that is itself named for neither training nor testing may list images in folders that are.
+    """
+    groups, top = by_split(folder, files), folder.resolve()
     columns: list[str] = []
-    splits = {}
+    splits: dict[str, Rows] = {}
     for split, paths in groups.items():
-        rows = splits[split] = Rows()
+        splits.setdefault(split, Rows())
         for path in paths:
+            listing = split_of(path.relative_to(top)) is None
             for header, line, cells in csv_lines(path):
                 if not columns:
                     columns = header
@@ -165,21 +171,50 @@ def read_csv(folder: Path, files: list[Path], label: str, image: str, told: Told
                 written = values.pop(label).strip()
                 if not written:
                     raise UserError(f"{where} has no {label!r}.")
+                picture = values.get(image, "")
+                part = (pictured and listing and _part_of(top, path, picture)) or split
+                rows = splits.setdefault(part, Rows())
                 rows.y.append(written)
                 rows.where.append(where)
                 told.note(rows, values, where)
-                picture = values.get(image, "")
                 for name in besides:
                     values.pop(name, None)
                 if pictured:
                     rows.x.append(decode(_bytes(_inside(folder, path, picture), where), where, size))
                 else:
                     rows.x.append(numbers(values, where, "; ignore=COLUMN+COLUMN leaves columns out"))
+    splits = _for_testing(folder, splits)
     _whole_numbers(splits, label)
     left = told.ignoring(columns)
     table = image not in columns or image in left
     features = tuple(c for c in columns if c not in (label, *told.columns, *left)) if table else ()
     return Source(splits, features=features)
+
+
+def _part_of(top: Path, table: Path, written: str) -> str | None:
+    """``train``, ``test`` or ``validation`` if the image lies in a folder that is named so."""
+    above = Path(os.path.normpath(table.parent / written)).parent
+    if not above.is_relative_to(top):
+        return None
+    found = split_of(above.relative_to(top))
+    validates = found == "test" and words(above.relative_to(top)).isdisjoint(TEST_WORDS[:2])
+    return "validation" if validates else found
+
+
+def _for_testing(folder: Path, splits: dict[str, Rows]) -> dict[str, Rows]:
+    """The rows for training and for testing: those for validation only if no others are for that."""
+    validation = splits.pop("validation", Rows())
+    if validation.y and splits["test"].y:
+        warnings.warn(
+            f"{len(validation.y)} images that are listed in {folder} lie in folders for validation, such as "
+            f"{validation.where[0]}: there are others for testing, and these are not read.",
+            RuntimeWarning,
+        )
+    elif validation.y:
+        splits["test"] = validation
+    if splits["test"].y and not splits["train"].y:
+        raise UserError(f"{folder} has no image to train on: all that are listed lie in folders for testing.")
+    return splits
 
 
 def csv_lines(path: Path) -> Iterator[tuple[list[str], int, list[str]]]:

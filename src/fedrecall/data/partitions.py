@@ -255,7 +255,7 @@ class ExDir(Partition):
     min_size: Annotated[int, AT_LEAST_ONE] = 1
     """Fewest examples a client may have."""
     draws: Annotated[int, AT_LEAST_ONE] = 1000
-    """How often to try; 100 clients of CIFAR-10 take a dozen at alpha = 0.3, over 5,000 at alpha = 0.1."""
+    """How often to try; 100 clients of CIFAR-10 take a dozen at alpha = 0.3, over 20,000 at alpha = 0.1."""
 
     def owners(self, labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
         """The client of every example."""
@@ -370,7 +370,8 @@ def repeat(
 
     ``draws`` is how often, where the partition has such a setting.
     """
-    remedy = "use fewer clients, a larger concentration or a smaller min_size."
+    fewer = " or a smaller min_size" if least > 1 else ""
+    remedy = f"use fewer clients, a larger concentration{fewer}."
     if least * clients <= examples:
         most = MOST_DRAWS if draws is None else draws
         for _ in range(most):
@@ -382,6 +383,7 @@ def repeat(
             remedy = f"raise draws, such as draws={100 * draws}, which changes nothing else; or {remedy}"
     else:
         reason = f"there are only {examples} examples"
+        remedy = f"use fewer clients{fewer}."
     raise UserError(
         f"{settings} cannot give each of N={clients} clients min_size={least} examples ({reason}): {remedy}"
     )
