@@ -194,8 +194,33 @@ def test_teachers_are_the_chosen_clients_models_of_every_chain(chains):
 )
 def test_number_of_teachers(spec, expected):
     run = after_one_round(spec)
-    assert run.server.distributions.shape == (expected, 4)
+    assert run.server.distributions.shape == (expected, 4 if run.algorithm.asks else 0)
     assert all(p.shape[0] == expected for p in run.server.teachers.params.values())
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "sfedkd:selection=random,g=uniform,h=uniform",
+        "sfedkd:selection=all,g=uniform,h=uniform,share=laplace",
+        "sfedkd:teachers=0",
+        "fedseq+aver:selection=all",
+    ],
+)
+def test_where_nothing_depends_on_label_distributions_none_is_sent(spec):
+    run = after_one_round(spec)
+    assert run.server.distributions.shape[1] == 0
+    down, memory, local, _ = moment(run)
+    assert not isinstance(memory, Said)
+    anchor = run.algorithm.prepare(run.model, down, memory, local)
+    assert anchor.distances.tolist() == [0] * len(run.server.distributions)
+    said = run.algorithm.finish(run.model, down.weights, anchor, memory, local, None)[0]
+    assert said.distribution.numel() == 0
+
+
+@pytest.mark.parametrize("spec", ["sfedkd:selection=all,h=uniform", "fedseq+aver", "sfedkd:selection=random"])
+def test_where_something_does_they_are(spec):
+    assert after_one_round(spec).server.distributions.shape[1] == 4
 
 
 def test_distances_are_from_the_teachers_client_to_the_student():

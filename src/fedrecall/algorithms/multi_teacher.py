@@ -25,7 +25,7 @@ class Server(NamedTuple):
     teachers: Weights
     """The chosen models of the last round, stacked: [K, ...]; at first K is 0."""
     distributions: Tensor
-    """What the teachers' clients said of their label distributions, [K, C]."""
+    """What the teachers' clients said of their label distributions, [K, C], or [K, 0]."""
     round: Tensor
     """How many rounds were played."""
 
@@ -35,7 +35,7 @@ class Down(NamedTuple):
 
     weights: Weights
     teachers: Weights  # [K, ...]
-    distributions: Tensor  # [K, C]
+    distributions: Tensor  # [K, C] or [K, 0]
 
 
 class Said(NamedTuple):
@@ -61,7 +61,7 @@ class Up(NamedTuple):
 
     weights: Weights
     distribution: Tensor
-    """What the client says of its label distribution, [C]."""
+    """What the client says of its label distribution, [C]; empty where nobody asks."""
 
 
 def _nobody(weights: Weights, *shape: int) -> Tensor:
@@ -103,6 +103,16 @@ class MultiTeacher(FedSeq):
     secret_noise: bool = False
     """Draw noise that nobody can draw again, as a real federation must; runs then differ."""
 
+    @property
+    def by_distance(self) -> bool:
+        """Whether `distil` looks at distances."""
+        return False
+
+    @property
+    def asks(self) -> bool:
+        """Whether anything depends on clients' label distributions; if nothing does, none is sent."""
+        return self.teachers > 0 and (self.selection == "greedy" or self.by_distance)
+
     @abstractmethod
     def distil(self, teachers: Tensor, student: Tensor, y: Tensor, distances: Tensor) -> Tensor:
         """The distillation term, [B], of logits [K, B, C] and [B, C]; K is at least one."""
@@ -114,7 +124,7 @@ class MultiTeacher(FedSeq):
 
     def remember(self, weights: Weights) -> Any:
         """Noise is drawn once per client: fresh draws would average out over rounds."""
-        if self.share in ("laplace", "gaussian"):
+        if self.asks and self.share in ("laplace", "gaussian"):
             return Said(_nobody(weights, 0))
         return Memory()
 
@@ -127,7 +137,10 @@ class MultiTeacher(FedSeq):
         nothing = _nobody(down.weights, 0).float()
         if len(down.distributions) == 0:
             return Anchor(Weights({}, {}), nothing, _nobody(down.weights, 0))
-        distances = discrepancy(down.distributions, data.distribution, self.metric, self.epsilon)
+        if self.asks:
+            distances = discrepancy(down.distributions, data.distribution, self.metric, self.epsilon)
+        else:
+            distances = _nobody(down.weights, len(down.distributions)).zero_()
         if data.augmented:
             return Anchor(down.teachers, nothing, distances)
         said = [model.frozen_many(down.teachers, batch.x).transpose(0, 1) for batch in data.batches()]
@@ -149,6 +162,8 @@ class MultiTeacher(FedSeq):
         self, model: Model, weights: Weights, anchor: Anchor, memory: Any, data: LocalData, sgd: Sgd
     ) -> tuple[Up, Any]:
         """The model, and what the client says of its labels."""
+        if not self.asks:
+            return Up(weights, _nobody(weights, 0)), memory
         if not isinstance(memory, Said):
             return Up(weights, disclosed(data.distribution, self.share, self.noise, self.grid, None)), memory
         if len(memory.distribution) == 0:

@@ -34,6 +34,11 @@ class SFedKD(MultiTeacher):
     h: Literal["weighted", "uniform"] = "weighted"
     """How teachers share L_TCKD: by closeness, or equally."""
 
+    @property
+    def by_distance(self) -> bool:
+        """Unless both are shared equally."""
+        return "weighted" in (self.g, self.h)
+
     def distil(self, teachers: Tensor, student: Tensor, y: Tensor, distances: Tensor) -> Tensor:
         """gamma sum_j g_j NCKD_j + beta sum_j h_j TCKD_j."""
         g = far_weights(distances) if self.g == "weighted" else uniform_weights(distances)
