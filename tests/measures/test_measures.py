@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedrecall import specs
+from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.data.datasets import Split
 from fedrecall.measures import MEASURES
 from fedrecall.measures.alignment import SILENT, alignment, preferences, preferred
@@ -81,6 +82,25 @@ def test_in_a_chain_what_a_client_received_is_what_the_one_before_it_made(moment
     assert MEASURES.make("locals")(moment)["out_local"]["before"] == pytest.approx([1, 1])
     assert along.received[1][0] is along.visits[0].up.weights
     assert MEASURES.make("personal")(along)["train_before"] == [1, 1]
+
+
+class Shifted(FedAvg):
+    """Clients have another last layer than what travels: with 0 and 1 swapped."""
+
+    def personal(self, weights, memory):
+        first, last = weights.params["fc1.weight"], weights.params["fc2.weight"]
+        return weights._replace(params={"fc1.weight": first, "fc2.weight": last[[1, 0, 2]]})
+
+
+def test_what_travels_along_a_chain_is_looked_at_where_a_client_has_something_of_its_own(moment):
+    along = replace(moment, chains=[[0, 1, 1]], algorithm=Shifted())
+    found = MEASURES.make("locals")(along)
+    # As without: client 0 passed on a model that takes 0 for 1 and 1 for 0, though its own knows both.
+    assert found["in_local"]["before"] == pytest.approx([1, 1])
+    assert found["out_local"]["before"] == pytest.approx([1, 0])
+    assert found["class_accuracy"] == [[1, 1, 1], [0, 0, 1]]
+    (chain,) = MEASURES.make("chain")(along)["chains"]
+    assert chain["drift"] == {"own": [1.0], "next": [0.0]}
 
 
 def test_confusion_and_credibility(moment):

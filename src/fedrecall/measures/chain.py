@@ -60,4 +60,4 @@ class Chain(Measure):
     @staticmethod
     def _on_own(moment: Moment, visit: Visit, trained: Visit) -> float:
         data = moment.federation.client(visit.client)
-        return accuracy(evaluate(moment.model, trained.up.weights, data).confusion)
+        return accuracy(evaluate(moment.model, moment.trained(trained), data).confusion)

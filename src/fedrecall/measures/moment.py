@@ -49,16 +49,23 @@ class Moment:
     def received(self) -> list[tuple[Weights, Evaluation]]:
         """What each good visit's client was sent, and how that does on the test set.
 
-        The first of a chain is sent the global model, the others what the one before them made.
+        The first of a chain is sent the global model, the others what the one before them passed on.
         """
         found, visits, own = [], iter(self.visits), iter(self.local_evaluations)
         for chain in self.chains:
-            sent = None
+            sent, last = (self.before, self.evaluation_before), None
             for visit in (next(visits) for _ in chain):
                 if visit.failure is None:
-                    found.append(sent or (self.before, self.evaluation_before))
-                    sent = visit.up.weights, next(own)
+                    if last is not None:
+                        sent = last[0].up.weights, self._passed_on(*last)
+                    found.append(sent)
+                    last = visit, next(own)
         return found
+
+    def _passed_on(self, visit: Visit, own: Evaluation) -> Evaluation:
+        """What a client passes on, on the test set, given its own model's."""
+        sent = visit.up.weights
+        return own if self.trained(visit) is sent else evaluate(self.model, sent, self.federation.test)
 
     def trained(self, visit: Visit) -> Weights:
         """The model that a client has after a good visit."""
