@@ -200,6 +200,10 @@ WRONG = {
         replaced(arrange=lambda self, sampled, round_number: [*sampled, 77]),
         r"`arrange` returns \[.*77\]: it must be the clients that it was given",
     ),
+    "fewer clients than were drawn": (
+        replaced(arrange=lambda self, sampled, round_number: sampled[1:]),
+        r"`arrange` returns \[.*\]: it must be the clients that it was given",
+    ),
     "a report that is no number": (
         replaced(report=lambda self, server: {"norms": [1.0]}),
         "`report` returns 'norms' = a list: it must be a number",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedrecall import trees
 from fedrecall.errors import UserError
+from fedrecall.models.model import Structure
 
 
 def carries(tree: Any, hook: str, what: str) -> None:
@@ -126,7 +127,7 @@ def order(arranged: Any, sampled: Sequence[int]) -> list[int]:
         found = [int(k) for k in arranged]
     except (TypeError, ValueError):
         found = []
-    if not found or len(set(found)) < len(found) or not set(found) <= set(sampled):
+    if sorted(found) != sorted(sampled):
         raise UserError(
             f"`arrange` returns {arranged!r}: it must be the clients that it was given, in another order."
         )
@@ -155,6 +156,16 @@ def untouched(tree: Any, hook: str, what: str) -> Iterator[None]:
     for name, tensor, version in before:
         if now.get(name) is not tensor or (version is not None and tensor._version != version):
             raise UserError(f"`{hook}` changes {name} of {what} in place: return new tensors instead.")
+
+
+def unchanged(before: Structure, after: Structure) -> None:
+    """Raise UserError if what `Model.structure` says is not what it was before."""
+    for (name, buffer, version), (_, now, later) in zip(before, after, strict=True):
+        if now is not buffer or later != version:
+            raise UserError(
+                f"the network's forward changes its buffer {name!r}, which is registered with "
+                "persistent=False: what one client trains would reach the next. Register it as persistent."
+            )
 
 
 def _short(tensor: Tensor) -> str:

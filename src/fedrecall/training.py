@@ -16,7 +16,7 @@ from fedrecall.algorithms.hooks import Sgd
 from fedrecall.batches import Batch
 from fedrecall.data.client import ClientData, Draws
 from fedrecall.models import kernels
-from fedrecall.models.model import Model, Params, Weights
+from fedrecall.models.model import Model, Params, Structure, Weights
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE, Range
 
 
@@ -96,6 +96,8 @@ class Begun(NamedTuple):
     since: float
     chance: int
     """What the hooks' draws from torch's own streams are seeded with, so that they are repeatable."""
+    structure: Structure
+    """The network's buffers that are not saved, as they were before the first step."""
 
 
 Examples = TypeVar("Examples")
@@ -155,7 +157,7 @@ def begin(
     state = State(start.params, start.buffers, {n: torch.zeros_like(p) for n, p in start.params.items()})
     draws = data.draw(recipe.local_epochs, seed, round_number, client)
     sgd = recipe.sgd(round_number, len(data))
-    return Begun(client, data, memory, sgd, anchor, state, draws, since, chance)
+    return Begun(client, data, memory, sgd, anchor, state, draws, since, chance, model.structure())
 
 
 def hooks_chance(algorithm: FedAvg, seed: int, round_number: int, client: int) -> int:
@@ -199,6 +201,7 @@ def end(
         failure = Failure(client, round_number, step, reason)
         return failed(client, data, begun.memory, time.perf_counter() - begun.since, failure)
 
+    contracts.unchanged(begun.structure, model.structure())
     unsound = torch.nonzero(~torch.isfinite(losses))
     if len(unsound):
         step = int(unsound[0, 0])

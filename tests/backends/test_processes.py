@@ -719,3 +719,39 @@ def test_a_copied_parcel_keeps_no_file_open():
     values = [unpack(parcel, copied=True) for parcel in parcels_]
     assert len(os.listdir("/dev/fd")) == held - 3
     assert [float(v["a"].sum()) for v in values] == [0.0, 1000.0, 2000.0]
+
+
+def test_what_a_dead_worker_was_lent_is_not_waited_for():
+    class Shelf:
+        left = 1
+
+        def __bool__(self):
+            return True
+
+        def parcel(self):
+            return pack(None)
+
+        def put(self, value):
+            return None
+
+        def find(self, value):
+            return None
+
+        def lend(self):
+            self.left -= 1
+            return (slice(0, 8), torch.empty(8, dtype=torch.uint8)) if self.left >= 0 else None
+
+    class Channel:
+        def send(self, parcel):
+            pass
+
+    class Stub:
+        def __init__(self):
+            self.channel, self.knows, self.down, self.place, self.since = Channel(), {}, None, None, 0.0
+
+    w = work(Scaffold())
+    link = processes._Link(w, jobs(w), shelves={processes.MEMORIES: Shelf()})
+    link.send(Stub(), 0)
+    assert 0 in link._spares
+    link.send(Stub(), 0)  # to another worker, for which there is no room
+    assert 0 not in link._spares

@@ -412,6 +412,29 @@ def test_a_convolution_as_a_matrix_product(layer: nn.Conv2d):
     assert_same(both[0], both[1], 1e-13)
 
 
+TIME_FIRST = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, classes, first):
+        super().__init__()
+        self.first, self.drop, self.out = first, nn.Dropout(0.4), nn.Linear(6, classes)
+
+    def forward(self, x):
+        rows = x[:, 0].transpose(0, 1) if self.first else x[:, 0]  # [T, B, E] or [B, T, E]
+        return self.out(self.drop(rows).mean(0 if self.first else 1))
+"""
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_dropout_whose_examples_are_not_its_first_axis_has_the_masks_of_the_serial_backend(first, tmp_path):
+    (tmp_path / "net.py").write_text(TIME_FIRST)
+    work = ready("fedavg", model=f"{tmp_path / 'net.py'}:Net:first={first}", partition="lda:0.5")
+    assert mixes_examples(work.model) == first
+    assert len({len(work.federation.client(k)) % 10 for k in range(len(work.federation))}) > 1
+    assert_visits_agree(Vectorised(work).map(jobs(work)), Serial(work).map(jobs(work)))
+
+
 def test_knows_networks_that_mix_examples():
     assert not mixes_examples(Model(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Dropout())))
     assert mixes_examples(Model(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))

@@ -232,3 +232,10 @@ def test_damaged_inputs_are_told(content, tmp_path):
     (tmp_path / "inputs.json").write_text(content)
     with pytest.raises(UserError, match="is damaged"):
         Inputs.load(tmp_path / "inputs.json")
+
+
+def test_one_mean_for_all_channels_is_written_for_each(tmp_path):
+    made = load("synthetic:classes=3,train=60,test=30,size=6,channels=3")
+    Inputs.of(replace(made, mean=made.mean[:1], std=made.std[:1])).save(tmp_path / "inputs.json")
+    found = Inputs.load(tmp_path / "inputs.json")
+    assert (len(found.mean), len(set(found.mean)), len(found.std)) == (3, 1, 3)

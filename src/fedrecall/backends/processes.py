@@ -496,6 +496,7 @@ class _Link:
         memory, spare = job.memory, None
         if memories:
             memory = memories.find(memory) or memory
+            self._spares.pop(place, None)  # lent to a worker that died with the job
             if lent := memories.lend():
                 spare, self._spares[place] = lent
         parcel = pack(("visit", data, memory, job.round, job.client, row, spare))

@@ -511,7 +511,7 @@ class _Wave(NamedTuple):
 def mixes_examples(model: Model) -> bool:
     """Whether an example's logits depend on the rest of its batch, as far as one can tell."""
     statistics = model.initial().buffers.keys() - model.constants
-    return bool(statistics) or model.contains(_BatchNorm)
+    return bool(statistics) or model.contains(_BatchNorm) or model.drops_across
 
 
 def with_matmul_convolutions(model: Model) -> Model:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -46,6 +49,8 @@ class KeyedDropout(nn.Module):
         if not 0 <= p <= 1:
             raise UserError(f"dropout needs a probability in [0, 1], not {p!r}.")
         self.p, self.salt, self.spatial = p, salt, spatial
+        self.across = False
+        """Whether its mask depends on the batch's size: the examples are not its first axis."""
         self.calls: int | None = None  # so far in this forward pass, once key_dropouts has it counted
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
@@ -102,6 +107,25 @@ def key_dropouts(module: nn.Module) -> nn.Module:
     if any(isinstance(m, KeyedDropout) for m in module.modules()):
         module.register_forward_pre_hook(_restart)
     return module
+
+
+@contextmanager
+def watched(module: nn.Module) -> Iterator[None]:
+    """Note of each dropout whether its first axis is that of the examples, in passes with 2 and then 3."""
+    seen: dict[KeyedDropout, list[int]] = {}
+    handles = [
+        layer.register_forward_pre_hook(lambda m, args: seen.setdefault(m, []).append(args[0].shape[0]))
+        for layer in module.modules()
+        if isinstance(layer, KeyedDropout)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    for layer, lengths in seen.items():
+        half = len(lengths) // 2
+        layer.across = any(3 * a != 2 * b for a, b in zip(lengths[:half], lengths[half:], strict=False))
 
 
 def _refuse(path: str, layer: nn.Module) -> None:

@@ -34,6 +34,10 @@ class Weights(NamedTuple):
     """What no gradient changes: the running statistics of batch norm, and frozen parameters."""
 
 
+Structure = list[tuple[str, Tensor, int | None]]
+"""Buffers by name, each with its version unless it has none."""
+
+
 class Output(NamedTuple):
     """Logits and the features they are computed from."""
 
@@ -69,6 +73,7 @@ class Model:
         self._exact = norms.of_norms(module)
         self._known: Any = WeakIdKeyDictionary()
         self._dropouts = [n for n, m in module.named_modules() if isinstance(m, KeyedDropout)]
+        self._fixed = bool(self.unsaved())
 
     @property
     def device(self) -> torch.device:
@@ -78,6 +83,11 @@ class Model:
     def contains(self, kind: type[nn.Module]) -> bool:
         """Whether the network has a layer of this kind."""
         return any(isinstance(m, kind) for m in self._train.modules())
+
+    @property
+    def drops_across(self) -> bool:
+        """Whether a dropout's mask depends on how many examples there are."""
+        return any(isinstance(m, KeyedDropout) and m.across for m in self._train.modules())
 
     def edited(self, edit: Callable[[nn.Module], None]) -> "Model":
         """The model with its network changed in place by ``edit``, but only for training."""
@@ -106,6 +116,12 @@ class Model:
         keys = {f"{name}.key" if name else "key" for name in self._dropouts}
         known = keys | self._initial.buffers.keys()
         return {n: b for n, b in self._train.named_buffers() if n not in known}
+
+    def structure(self) -> Structure:
+        """What `unsaved` has, to compare: nothing in it may change while a client trains."""
+        if not self._fixed:
+            return []
+        return [(n, b, None if b.is_inference() else b._version) for n, b in self.unsaved().items()]
 
     @property
     def module(self) -> nn.Module:

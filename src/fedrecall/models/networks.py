@@ -20,7 +20,7 @@ from torch import nn
 from fedrecall import specs
 from fedrecall.errors import UserError, nearest
 from fedrecall.models import kernels
-from fedrecall.models.layers import KeyedDropout, key_dropouts
+from fedrecall.models.layers import KeyedDropout, key_dropouts, watched
 from fedrecall.models.resnets import BasicBlock, Block, Bottleneck, ResNet, norm_layer
 from fedrecall.specs import AT_LEAST_ONE, Range, Registry
 
@@ -430,8 +430,10 @@ def _try(path: str, module: nn.Module, shape: Shape, classes: int) -> None:
     mode = {m: m.training for m in module.modules()}
     module.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), watched(module):
             logits = module(torch.zeros(2, *shape, dtype=kind))
+            if any(isinstance(m, KeyedDropout) for m in module.modules()):
+                module(torch.zeros(3, *shape, dtype=kind))
     except Exception as error:
         raise UserError(
             f"model {path} failed on a batch of shape {(2, *shape)}: {type(error).__name__}: {error}"

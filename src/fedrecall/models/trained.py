@@ -45,6 +45,8 @@ class Inputs:
             own = np.asarray(dataset.columns.std)
             own = np.where(own > 0, own, 1.0)
             mean, std = dataset.columns.mean + mean * own, std * own
+        if len(mean) == 1:  # of all channels
+            mean, std = (np.repeat(v, dataset.shape[0]) for v in (mean, std))
         return Inputs(
             dataset.shape, dataset.class_names, tuple(mean.tolist()), tuple(std.tolist()), dataset.features
         )
