@@ -1,6 +1,7 @@
 """The loop over rounds: what it records, and that it can be stopped, resumed, extended, refused."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -348,7 +349,7 @@ def test_exploding_clients_stop_the_run_if_all_fail_and_the_last_good_model_stay
 @pytest.mark.parametrize(
     ("every", "kept"),
     [
-        (1, "The last good model is kept."),
+        (1, "The model of round 3 is kept."),
         (2, "The last saved model is that of round 2: checkpoint_every is 2."),
         (9, "No model was saved: checkpoint_every is 9."),
     ],
@@ -366,6 +367,56 @@ def test_what_is_kept_of_a_run_that_diverges_is_told_as_it_is(every, kept, tmp_p
         run.run()
     saved = sorted((tmp_path / "run").glob("checkpoints/*.safetensors"))
     assert bool(saved) == (every < 9)
+
+
+def test_a_model_too_far_gone_to_be_tested_is_not_what_a_run_goes_on_from(tmp_path, monkeypatch):
+    def aggregate(self, server, ups, cohort):
+        made.append(len(made))
+        grown = {n: p * (1e30 if len(made) == 3 else 1) for n, p in server.weights.params.items()}
+        return server._replace(weights=server.weights._replace(params=grown))  # finite, all of it
+
+    made: list[int] = []
+    with monkeypatch.context() as changed:
+        changed.setattr(FedAvg, "aggregate", aggregate)
+        run = Experiment(config(algorithm="fedavg", precision="float32"), tmp_path / "run")
+        with pytest.raises(
+            UserError, match=r"loss of round 3's model is (nan|inf) .*model of round 2 is kept"
+        ):
+            run.run()
+    found = Experiment(config(algorithm="fedavg", precision="float32"), tmp_path / "run", resume=True).run()
+    assert [math.isfinite(r["loss"]) for r in found.history] == [True] * 4
+
+
+def test_where_a_saved_model_cannot_be_trained_on_the_way_back_is_said(tmp_path, monkeypatch):
+    def aggregate(self, server, ups, cohort):
+        made.append(len(made))
+        grown = {n: p * (1e30 if len(made) == 3 else 1) for n, p in server.weights.params.items()}
+        return server._replace(weights=server.weights._replace(params=grown))
+
+    made: list[int] = []
+    settings = {"algorithm": "fedavg", "precision": "float32", "evaluate_every": 4}  # nobody looks in time
+    with monkeypatch.context() as changed:
+        changed.setattr(FedAvg, "aggregate", aggregate)
+        with pytest.raises(UserError, match=r"every client .* the newest round-\*\.json of .*checkpoints"):
+            Experiment(config(**settings), tmp_path / "run").run()
+    with pytest.raises(UserError, match="too far gone"):
+        Experiment(config(**settings), tmp_path / "run", resume=True).run()
+    max((tmp_path / "run" / "checkpoints").glob("round-*.json")).unlink()
+    assert len(Experiment(config(**settings), tmp_path / "run", resume=True).run().history) == 4
+
+
+def test_a_run_that_is_looked_at_less_often_from_here_on_still_looks_back(tmp_path):
+    Experiment(config(rounds=3), tmp_path / "run").run()
+    with_gaps = Experiment(config(rounds=5, evaluate_every=2), tmp_path / "run", resume=True).run().history
+    whole = Experiment(config(rounds=5)).run().history
+    assert [bool(r.get("off_grid")) for r in with_gaps if "accuracy" in r] == [False] * 4 + [True]
+    table = np.array([r["class_accuracy"] for r in whole])
+    looked_back = table[[0, 1, 2]].max(0)
+    assert with_gaps[3]["forgetting"] == pytest.approx((looked_back - table[3]).mean())
+    again = Experiment(config(rounds=6, evaluate_every=3), tmp_path / "run", resume=True).run().history
+    looked_back = table[[0, 1, 2, 3]].max(0)  # not at round 5, which was tested for having been the last
+    last = np.array(again[5]["class_accuracy"])
+    assert again[5]["forgetting"] == pytest.approx((looked_back - last).mean())
 
 
 def test_a_failure_can_stop_the_run():
@@ -560,3 +611,33 @@ def test_sinks_and_measures_that_cannot_be_had_any_more_do_not_hold_up_a_run(tmp
     (tmp_path / "run" / "config.json").write_text(json.dumps(saved))
     assert len(Experiment(config(rounds=2), tmp_path / "run", resume=True).run().history) == 2
     assert "secret" not in (tmp_path / "run" / "config.json").read_text()
+
+
+COUNTS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, classes, how):
+        super().__init__()
+        self.how, self.out = how, nn.Linear(64, classes)
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        if self.training and self.how == "in place":
+            self.seen += 1
+        elif self.training and self.how == "anew":
+            self.seen = self.seen + 1
+        return self.out(x.flatten(1)) + 0 * self.seen
+"""
+
+
+@pytest.mark.parametrize("how", ["in place", "anew", "never"])
+def test_a_buffer_that_is_not_saved_may_not_change(how, tmp_path):
+    (tmp_path / "net.py").write_text(COUNTS)
+    run = Experiment(config(model=f"{tmp_path / 'net.py'}:Net:how={how}", algorithm="fedavg"))
+    if how == "never":
+        assert len(run.run().history) == 4
+        return
+    with pytest.raises(UserError, match=r"changes its buffer 'seen'.*Register it as persistent"):
+        run.run()

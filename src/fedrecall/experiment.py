@@ -1,6 +1,7 @@
 """The loop over rounds: play, evaluate, measure, record, checkpoint; resume; stop on a signal."""
 
 import json
+import math
 import secrets
 import signal
 import threading
@@ -204,8 +205,7 @@ class Experiment:
         if len(kept) != played:
             raise UserError(f"{folder.path}/metrics.jsonl lacks rounds before round {played}.")
         for record in kept:
-            # One that was evaluated only because the run was to end there is not looked back on.
-            if "class_accuracy" in record and record["round"] % self.config.evaluate_every == 0:
+            if "class_accuracy" in record and not record.get("off_grid"):
                 self._recall.step(np.array(record["class_accuracy"]))
         self.history = History(folder, kept)
         self._saved = played
@@ -340,6 +340,10 @@ class Experiment:
             self._save(number, record, clock)
         if self._due(number):
             evaluation = self.evaluation(self.server.weights, number)
+            if not (shown or math.isfinite(evaluation.loss)):
+                raise Diverged(
+                    f"the loss of round {number}'s model is {evaluation.loss} on the test split. {self.kept}"
+                )
             record |= self._evaluated(evaluation, record)
             record["seconds"]["evaluate"] = clock.lap()
             moment = Moment(
@@ -423,7 +427,9 @@ class Experiment:
         if failures and self.config.on_failure == "stop":
             raise Diverged(f"{failures[0]}. {self.kept}")
         if len(failures) == visits:
-            raise Diverged(f"every client of the round failed, first {failures[0]}. {self.kept}")
+            raise Diverged(
+                f"every client of the round failed, first {failures[0]}. {self.kept}{self._way_back}"
+            )
 
     @property
     def kept(self) -> str:
@@ -431,9 +437,19 @@ class Experiment:
         if self.folder is None:
             return "A run without a folder keeps no model."
         if self._saved == len(self.history):
-            return "The last good model is kept." if self._saved else "There was no round before it."
+            kept = f"The model of round {self._saved} is kept."
+            return kept if self._saved else "There was no round before it."
         last = f"The last saved model is that of round {self._saved}" if self._saved else "No model was saved"
         return f"{last}: checkpoint_every is {self.config.checkpoint_every}."
+
+    @property
+    def _way_back(self) -> str:
+        if self.folder is None or self._saved != len(self.history) or self._saved < 2:
+            return ""
+        return (
+            " If that one is too far gone to train on, delete the newest round-*.json of "
+            f"{self.folder.path / 'checkpoints'}: --resume then goes on from the one before."
+        )
 
     def _evaluated(self, evaluation: Evaluation, record: Mapping[str, Any]) -> dict[str, Any]:
         """What a round's record has of its evaluation, and what the algorithm reports with it."""
@@ -447,8 +463,10 @@ class Experiment:
             "forgetting": forgotten,
             "consistency": consistent,
         }
-        missing = {"untested": list(evaluation.missing)} if evaluation.missing else {}
-        taken = {*record, *found, "untested", "measures"}
+        missing: dict[str, Any] = {"untested": list(evaluation.missing)} if evaluation.missing else {}
+        if record["round"] % self.config.evaluate_every:
+            missing["off_grid"] = True  # evaluated because the run was to end there: not looked back on
+        taken = {*record, *found, "untested", "off_grid", "measures"}
         return found | missing | contracts.numbers(self.algorithm.report(self.server), taken)
 
     def _tell_untested(self, evaluation: Evaluation) -> None:

@@ -279,6 +279,8 @@ def _check(record: Any) -> None:
     for name, types in (_PARTS | _EVALUATED | _OTHERS).items():
         if name in record and (not isinstance(record[name], types) or isinstance(record[name], bool)):
             raise ValueError(f"{name} is {type(record[name]).__name__}, which it cannot be")
+    if not isinstance(record.get("off_grid", True), bool):
+        raise ValueError("off_grid is neither true nor false")
     if not _numbers(record.get("class_accuracy", [])):
         raise ValueError("class_accuracy holds something else than numbers")
     for chain in record.get("chains", []):

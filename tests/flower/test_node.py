@@ -34,15 +34,29 @@ def test_memories_are_kept_by_round_for_as_long_as_the_server_may_ask(tmp_path):
     for number, keep, remembered in ((1, 0, 0), (2, 0, 1), (4, 0, 2), (5, 2, 4), (8, 4, 5)):
         kept.put(number, memory(number), keep, remembered)
     # 4 is needed still: a server that goes back to round 4 means it.
-    assert sorted(p.name for p in kept.folder.iterdir()) == [f"round-00000{r}.safetensors" for r in (4, 5, 8)]
+    assert rounds_of(kept) == [4, 5, 8]
     again = Kept(Node(client=4, data="digits", memory=str(tmp_path)), RUN)
     assert again.get(5, memory(0)).variate["w"].tolist() == [5] * 3
     with pytest.raises(UserError, match="what it remembered after round 2 is not in"):
         again.get(2, memory(0))
 
 
+def test_a_damaged_memory_is_not_trained_on(tmp_path):
+    kept = Kept(Node(client=4, data="digits", memory=str(tmp_path)), RUN)
+    kept.put(1, memory(1), 0, 0)
+    (path,) = kept.folder.iterdir()
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 64
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"is damaged: .*[Bb]ring the folder back, or begin the run anew"):
+        kept.get(1, memory(0))
+    kept.put(1, memory(2), 0, 0)  # the round is played again
+    assert kept.get(1, memory(0)).variate["w"].tolist() == [2] * 3
+    assert rounds_of(kept) == [1]
+
+
 def rounds_of(kept: Kept) -> list[int]:
-    return sorted(int(p.stem[-6:]) for p in kept.folder.iterdir())
+    return sorted(int(p.stem.split("-")[1]) for p in kept.folder.iterdir())
 
 
 def test_what_the_server_means_is_kept_however_many_uploads_are_lost(tmp_path):

@@ -1,6 +1,7 @@
 """The ClientApp: a node says who it is, trains, and evaluates, on data that do not leave it."""
 
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -206,7 +207,8 @@ def make_test(node: Node, content: RecordDict) -> RecordDict:
     _, model, silo, _ = _prepare(node, task)
     weights = payloads.check(arrays, model.initial(), "what the server sent")
     found = evaluate(model, weights, silo.test)
-    return wire.pack(Tested(task.round, task.client, found.confusion.ravel().tolist(), found.loss))
+    counts, finite = found.confusion.ravel().tolist(), math.isfinite(found.loss)
+    return wire.pack(Tested(task.round, task.client, counts, found.loss if finite else 0.0, finite))
 
 
 def _prepare(node: Node, task: Task) -> tuple[FedAvg, Model, Silo, Config]:

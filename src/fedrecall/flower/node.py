@@ -202,19 +202,22 @@ class Kept:
             round_number = rounds[-1]
         if round_number == 0:
             return first
-        path = self._path(round_number)
-        if not path.exists():
+        remedy = "bring the folder back, or begin the run anew."
+        path = max(self._paths(round_number), key=lambda p: p.stat().st_mtime, default=None)
+        if path is None:
             raise UserError(
-                f"what it remembered after round {round_number} is not in {self.folder}: "
-                "bring the folder back, or begin the run anew."
+                f"what it remembered after round {round_number} is not in {self.folder}: {remedy}"
             )
-        return trees.restore(first, files.read_arrays(path), f"{path}")
+        try:
+            return trees.restore(first, files.read_arrays(path, path.stem.split("-")[2]), f"{path}")
+        except UserError as error:
+            raise UserError(f"{error} {remedy[0].upper()}{remedy[1:]}") from error
 
     def rewind(self, remembered: int) -> None:
         """Forget visits after this round: the server has none of their uploads, or has gone back."""
         for number in self._rounds():
             if number > remembered and not self.once:
-                self._path(number).unlink(missing_ok=True)
+                self._forget(number)
 
     def put(self, round_number: int, memory: Any, keep: int, remembered: int) -> None:
         """Remember this after the round, which began at ``remembered``; forget what nobody goes back to.
@@ -227,15 +230,24 @@ class Kept:
         with files.writing(self.folder, then="and it takes part again"):
             self.folder.mkdir(0o700, parents=True, exist_ok=True)  # what they hold follows from the data
             self.folder.chmod(0o700)
-            files.write_arrays(self._path(round_number), arrays)
+            content = files.packed(arrays)
+            path = self.folder / f"round-{round_number:06d}-{files.checksum(content)}.safetensors"
+            files.write(path, content)
+            self._forget(round_number, but=path)
         arrived = [number for number in self._rounds() if number <= remembered]
         oldest = max((number for number in arrived if number <= keep), default=0)
         for number in self._rounds():
             if number < oldest or remembered < number < round_number:
-                self._path(number).unlink(missing_ok=True)
+                self._forget(number)
 
     def _rounds(self) -> list[int]:
-        return sorted(int(p.stem.split("-")[1]) for p in self.folder.glob("round-*.safetensors"))
+        return sorted(int(p.stem.split("-")[1]) for p in self.folder.glob("round-*-*.safetensors"))
 
-    def _path(self, round_number: int) -> Path:
-        return self.folder / f"round-{round_number:06d}.safetensors"
+    def _paths(self, round_number: int) -> list[Path]:
+        """The file of a round, if there is one; its name has its checksum."""
+        return sorted(self.folder.glob(f"round-{round_number:06d}-*.safetensors"))
+
+    def _forget(self, round_number: int, but: Path | None = None) -> None:
+        for path in self._paths(round_number):
+            if path != but:
+                path.unlink(missing_ok=True)

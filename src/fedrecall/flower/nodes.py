@@ -1,6 +1,7 @@
 """The nodes as the server sees them: who is there, and a backend that asks them for visits."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
@@ -460,7 +461,7 @@ class Nodes:
                 continue
             counts = np.array(tested.confusion, np.int64).reshape(count, count)
             confusion += counts
-            losses.append((tested.loss, counts.sum()))
+            losses.append((tested.loss if tested.finite else math.nan, counts.sum()))
         if not confusion.any():
             raise UserError(
                 f"nobody evaluated the model of round {round_number}: no node that answered has test "

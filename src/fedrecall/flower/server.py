@@ -289,7 +289,7 @@ def describe(config: Config, facts: Facts, own: Dataset | None) -> Federation:
     """The federation as far as the server knows it: how many clients, and its own examples."""
     if own is None:
         nothing = Split(torch.empty(0, *facts.shape, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
-        mean, std = torch.tensor(facts.data.mean), torch.tensor(facts.data.std)
+        mean, std = (torch.tensor(v, dtype=torch.float64) for v in (facts.data.mean, facts.data.std))
         names, columns = tuple(facts.data.classes), facts.columns or ()
         own = Dataset("elsewhere", names, nothing, nothing, mean, std, features=columns)
     algorithm = ALGORITHMS.make(config.algorithm)

@@ -122,6 +122,9 @@ class Tested(NamedTuple):
     confusion: list[int]
     """[C x C], true class by predicted class, row by row."""
     loss: float
+    """0 where it is not finite."""
+    finite: bool
+    """Whether it is."""
 
 
 class Call(NamedTuple):
