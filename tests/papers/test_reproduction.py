@@ -11,6 +11,7 @@ import pytest
 from tests.data.test_datasets import LAYOUTS, mirror
 from tests.papers.outcomes import outcome
 
+from fedrecall import config as configs
 from fedrecall import files
 from fedrecall.cli import main, progress
 from fedrecall.cli.commands.reproduce import named_methods
@@ -248,8 +249,61 @@ def test_a_run_made_otherwise_is_taken_if_it_is_the_papers(call, root, tmp_path)
         adopt(TABLE1, other, tmp_path / "results")
     with pytest.raises(UserError, match=r"cifar10/shard3 scaffold has training.lr = 0.01, not 0.5"):
         adopt(TABLE1, made_with(0.5), tmp_path / "results")
-    _, found, _ = adopt(TABLE1, made_with(0.1), tmp_path / "results")  # the switch lr-0.1
-    assert found.config.training.lr == 0.1
+    made = adopt(TABLE1, made_with(0.1), tmp_path / "results")
+    assert (made.outcome.config.training.lr, made.variant.name) == (0.1, "lr-0.1")
+    code, said, _ = call(
+        *("reproduce", "fedntd/table1", "--columns", "cifar10/shard3", "--methods", "scaffold"),
+        *("--from", "lr0.1", "--results", "results"),
+    )
+    assert code == 0
+    assert "scaffold with lr-0.1, seed 4: 2 of 2 rounds" in said
+    assert "(lr-0.1)" in said
+    assert "2 of 200" in said
+
+
+def test_what_is_taken_replaces_no_other_run_that_went_as_far(root, tmp_path):
+    cell = TABLE1.cell("cifar10/shard3", "fedavg")
+    data = load("cifar10", root=root)
+    for name, rounds in (("one", 2), ("two", 2), ("three", 3)):
+        config = cell.config(0, rounds=rounds, backend="serial", measures=())
+        Experiment(config, tmp_path / name, dataset=data).run()
+        starts = files.read_json(tmp_path / name / "made.json")
+        files.write_json(tmp_path / name / "made.json", [{**s, "started": name} for s in starts])
+    results = tmp_path / "results"
+    kept = adopt(TABLE1, tmp_path / "one", results).path
+    before = kept.read_bytes()
+    with pytest.raises(UserError, match=r"holds 2 rounds of another run of .*: delete it to have .*two"):
+        adopt(TABLE1, tmp_path / "two", results)
+    adopt(TABLE1, tmp_path / "one", results)  # itself it may
+    assert kept.read_bytes() == before
+    assert adopt(TABLE1, tmp_path / "three", results).outcome.done == 3
+    with pytest.raises(UserError, match="holds 3 rounds of another run"):
+        adopt(TABLE1, tmp_path / "two", results)
+
+
+def test_a_run_of_other_code_is_not_taken(root, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from fedrecall.algorithms.fedavg import FedAvg\nclass Mine(FedAvg): pass\n"
+    )
+    (cell,) = TABLE1.choose(["cifar10/shard3"], [f"{tmp_path / 'mine.py'}:Mine"])
+    config = cell.config(0, rounds=1, backend="serial", measures=())
+    Experiment(config, tmp_path / "run", dataset=load("cifar10", root=root)).run()
+    starts = files.read_json(tmp_path / "run" / "made.json")
+    starts[-1]["code"] = dict.fromkeys(starts[-1]["code"], "0" * 16)
+    files.write_json(tmp_path / "run" / "made.json", starts)
+    with pytest.raises(UserError, match=r"other code than mine\.py:Mine has now"):
+        adopt(TABLE1, tmp_path / "run", tmp_path / "results", [cell])
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_figures_run_that_was_killed_in_its_first_round_is_begun_anew(tmp_path):
+    t = table("fedcad/fig1")
+    cell = t.cells[0]
+    done = outcome(cell, [50.0] * 100, measures={"locals": {}})
+    (first,) = plan(t, [cell], [0], Results([done]), tmp_path)
+    first.folder.mkdir(parents=True)
+    files.write_json(first.folder / "config.json", configs.as_dict(first.config))
+    assert [p.folder for p in plan(t, [cell], [0], Results([done]), tmp_path)] == [first.folder]
 
 
 class Silent:
@@ -434,6 +488,24 @@ def test_a_run_counts_for_what_is_asked_as_precisely_or_less(tmp_path):
         plans = plan(TABLE1, [cell], [0], Results([done]), tmp_path, precision=asked)
         assert len(plans) == runs
         assert all(p.config.precision == asked for p in plans)
+
+
+def test_runs_in_two_precisions_make_neither_a_mean_nor_a_gain(tmp_path):
+    cells = TABLE1.choose(["cifar10/shard2"], ["fedavg", "fedntd"])
+    measured = {"alignment": {}}
+
+    def missing(*runs, seeds=range(3)):
+        plans = plan(TABLE1, cells, seeds, Results(runs), tmp_path, precision="bfloat16")
+        return [(p.cells[0].method, p.config.seed) for p in plans]
+
+    def run(cell, seed, precision):
+        return outcome(cell, [50.0] * 200, seed, precision=precision, measures=measured)
+
+    fine = [run(cells[0], s, "float32") for s in range(3)]
+    coarse = [run(cells[1], s, "bfloat16") for s in range(3)]
+    assert missing(*fine, *coarse) == [("fedavg", s) for s in range(3)]  # or there would be no gain
+    assert missing(fine[0], *coarse, run(cells[0], 1, "bfloat16")) == [("fedavg", 0), ("fedavg", 2)]
+    assert missing(*fine, *(run(cells[1], s, "float32") for s in range(3))) == []
 
 
 def test_seeds_are_one_stack_where_they_are_vectorised(tmp_path):

@@ -66,6 +66,18 @@ def test_our_own_spread_widens_nothing():
     assert (v.word, v.within) == (NOT_REPRODUCED, False)
 
 
+def test_a_run_that_failed_at_once_was_tried():
+    paper = load_paper("fedntd")
+    run = outcome(CELL, [], variant=paper.variant("lr-0.1"), failed="NaN")
+    assert [v.name for v in tried(paper, CELL, Results([run]))] == ["lr-0.1"]
+
+
+def test_a_run_without_augmentation_is_no_run_with_test_images_augmented():
+    paper = load_paper("fedntd")
+    config = CELL.config(variant=paper.variant("no-augmentation"))
+    assert paper.reading(CELL, config).name == "no-augmentation"
+
+
 def test_runs_of_two_precisions_are_neither_averaged_nor_paired():
     coarse = [outcome(c, ending(52.0), seed=s, precision="bfloat16") for s in range(2) for c in (CELL, BASE)]
     fine = [outcome(CELL, ending(60.0)), outcome(CELL, ending(60.0), seed=2)]
@@ -200,6 +212,8 @@ def test_a_failure_is_reproduced_by_a_failure_or_by_chance():
     failed = TABLE1.cell("cifar10/lda0.05", "fednova")
     assert verdict(outcome(failed, ending(10.0)), cell=failed).word == REPRODUCED
     assert verdict(outcome(failed, ending(25.0)), cell=failed).word == NOT_REPRODUCED
+    assert verdict(outcome(failed, ending(12.004)), cell=failed).word == REPRODUCED  # shown as 12.00
+    assert verdict(outcome(failed, ending(12.006)), cell=failed).word == NOT_REPRODUCED
     assert verdict(outcome(failed, [10.0] * 3, failed="NaN"), cell=failed).word == REPRODUCED
     assert verdict(outcome(CELL, [10.0] * 3, failed="NaN")).word == NOT_REPRODUCED
     t = table("fedntd/table14")

@@ -79,7 +79,8 @@ class Variant:
             if isinstance(value, str) and value.startswith("="):
                 # What it is there, which another variant may have changed.
                 changed = {**changed, key: held.get(value[1:])}
-        return all(held.get(k) == v for k, v in changed.items() if v != plain.get(k))
+        told = {k: v for k, v in changed.items() if v != plain.get(k)}
+        return bool(told) and all(held.get(k) == v for k, v in told.items())
 
 
 @dataclass(frozen=True)

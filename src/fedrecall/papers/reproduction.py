@@ -9,22 +9,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedrecall import config as configs
-from fedrecall import provenance
+from fedrecall import files, provenance
 from fedrecall.config import MAY_CHANGE, Config
 from fedrecall.data import datasets
 from fedrecall.data.datasets import DATASETS, Dataset
-from fedrecall.errors import Diverged, UserError
+from fedrecall.errors import Diverged, NothingYet, UserError
 from fedrecall.experiment import Experiment, Sink, device_of
 from fedrecall.papers.paper import Cell, Table, Variant, load_paper
 from fedrecall.papers.results import (
+    PRECISIONS,
     Keeper,
     Outcome,
     Results,
+    codes,
     identity,
     of_run,
+    path_of,
+    read,
     run_folder,
     save,
 )
@@ -69,7 +73,9 @@ def plan(
 ) -> list[Plan]:
     """The runs that are missing, at this precision: one seed of every cell first, then the next one.
 
-    ``changes`` are config values that say how to compute, and ``rounds``.
+    Nothing is missing where a finer precision has all that is asked for of a column: runs in two of them are
+    not averaged, nor is a method in one compared with a baseline in another. ``changes`` are config values
+    that say how to compute, and ``rounds``.
     """
     needed = {NEEDS[q] for q in table.quantities if q in NEEDS}
     wanted: dict[tuple[str, int], tuple[Config, list[Cell]]] = {}
@@ -77,19 +83,37 @@ def plan(
         for cell in cells:
             config = cell.config(seed, variant, **changes)
             wanted.setdefault((identity(config), seed), (config, []))[1].append(cell)
+
+    def found(config: Config, precision: str) -> Outcome | None:
+        run = results.of(config, precision).get(config.seed)
+        return run if run is not None and (run.failed is not None or run.done >= config.rounds) else None
+
+    def done(config: Config, precision: str) -> bool:
+        run, folder = found(config, precision), folder_of(table, config, out)
+        drawable = table.figure is None or config.seed != DRAWN or _played(folder) >= config.rounds
+        return run is not None and (run.failed is not None or (needed <= run.measures.keys() and drawable))
+
+    columns: dict[str, list[Config]] = defaultdict(list)
+    for config, served in wanted.values():
+        columns[served[0].column].append(config)
+    settled = {
+        column: any(all(done(config, p) for config in configs) for p in _finer(configs[0].precision))
+        for column, configs in columns.items()
+    }
     plans = []
     for config, served in wanted.values():
+        if settled[served[0].column] or done(config, config.precision):
+            continue
         folder = folder_of(table, config, out)
-        found = results.precise_enough(config)
-        if found is not None and (found.failed is not None or found.done >= config.rounds):
-            drawable = table.figure is None or config.seed != DRAWN or _played(folder) >= config.rounds
-            if found.failed is not None or (needed <= found.measures.keys() and drawable):
-                continue
-            if table.figure is None:
-                # Finished, but nobody looked: a finished run cannot be resumed, so it is made anew.
-                folder = folder.with_name(f"{folder.name}-measured")
+        if table.figure is None and found(config, config.precision) is not None:
+            # Finished, but nobody looked: a finished run cannot be resumed, so it is made anew.
+            folder = folder.with_name(f"{folder.name}-measured")
         plans.append(Plan(tuple(served), config, folder))
     return plans
+
+
+def _finer(precision: str) -> tuple[str, ...]:
+    return PRECISIONS[PRECISIONS.index(precision) + 1 :]
 
 
 DRAWN = 0
@@ -100,14 +124,18 @@ def check_code(cells: Sequence[Cell], results: Results, variant: Variant | None 
     """Raise UserError if what was measured of somebody's own algorithm is of other code than it has now."""
     for cell in cells:
         config = cell.config(variant=variant)
-        now = provenance.code(configs.what(config))
         for run in results.of(config).values():
-            then = run.made.get("code", now)
-            if changed := [name for name, digest in now.items() if then.get(name, digest) != digest]:
-                raise UserError(
-                    f"{cell.key}, seed {run.seed} was measured with other code than {changed[0]} has now: "
-                    "put that back, or give another --out (and --results) for what the new code does."
-                )
+            _check_code(cell, config, run)
+
+
+def _check_code(cell: Cell, config: Config, run: Outcome) -> None:
+    now = provenance.code(configs.what(config))
+    then = run.made.get("code", now)
+    if changed := [name for name, digest in now.items() if then.get(name, digest) != digest]:
+        raise UserError(
+            f"{cell.key}, seed {run.seed} was measured with other code than {changed[0]} has now: "
+            "put that back, or give another --out (and --results) for what the new code does."
+        )
 
 
 def folder_of(table: Table, config: Config, out: Path) -> Path:
@@ -117,7 +145,10 @@ def folder_of(table: Table, config: Config, out: Path) -> Path:
 
 
 def _played(folder: Path) -> int:
-    return of_run(folder).done if RunFolder(folder).started else 0
+    try:
+        return of_run(folder).done if RunFolder(folder).started else 0
+    except NothingYet:
+        return 0
 
 
 def stacks(plans: Sequence[Plan]) -> list[list[Plan]]:
@@ -300,30 +331,55 @@ def _fits(found: Any, wanted: int | range) -> bool:
     return found in wanted if isinstance(wanted, range) else bool(found == wanted)
 
 
-def adopt(
-    table: Table, folder: Path, results: Path, others: Sequence[Cell] = ()
-) -> tuple[Path, Outcome, Cell]:
+class Adopted(NamedTuple):
+    """A run folder that was taken as a result."""
+
+    path: Path
+    """The result's file."""
+    outcome: Outcome
+    """What it holds: that of the run, unless the same one went further elsewhere."""
+    cell: Cell
+    variant: Variant | None
+    """With which the cell was run."""
+
+
+def adopt(table: Table, folder: Path, results: Path, others: Sequence[Cell] = ()) -> Adopted:
     """Take a run folder that somebody made as the result of one of the table's cells, or of ``others``.
 
-    Its config must be the cell's in everything that matters, and its data the paper's, where it says what
-    they were. Returns the result's file, the result and the cell.
+    Its config must be the cell's in everything that matters, its code what the cell's is now, and its data
+    the paper's, where it says what they were. It does not replace another run that went as far.
     """
     found = of_run(folder)
     closest: tuple[int, str] | None = None
     paper = load_paper(table.paper)
     for cell in (*table.cells, *others):
         as_published = identity(cell.config()) == identity(found.config)
-        if as_published or paper.reading(cell, found.config) is not None:
+        variant = None if as_published else paper.reading(cell, found.config)
+        if as_published or variant is not None:
             said = [start["data"] for start in Run(folder).made if isinstance(start.get("data"), dict)]
             if said and (strange := unlike(found.config, said[-1])):
                 raise UserError(f"{folder} is a run on {strange}.")
-            return save(found, results), found, cell
+            _check_code(cell, cell.config(variant=variant), found)
+            path = path_of(found.config, results)
+            if files.found(path):
+                kept = read(path, codes(found.config.algorithm))
+                if kept.done >= found.done and _begun(kept) != _begun(found):
+                    raise UserError(
+                        f"{path} holds {kept.done} rounds of another run of {cell.key}, seed {found.seed}: "
+                        f"delete it to have {folder} in its place."
+                    )
+            save(found, results)
+            return Adopted(path, read(path, codes(found.config.algorithm)), cell, variant)
         for variant in (None, *filter(cell.changed_by, paper.variants.values())):
             differing = differences(cell.config(found.seed, variant), found.config)
             if closest is None or len(differing) < closest[0]:
                 closest = len(differing), f"{cell.key} has {'; '.join(differing)}"
     assert closest is not None
     raise UserError(f"{folder} is not a run of {table.paper}/{table.name}: the nearest cell, {closest[1]}.")
+
+
+def _begun(run: Outcome) -> Any:
+    return run.starts[0].get("started")
 
 
 def differences(wanted: Config, given: Config) -> list[str]:

@@ -363,12 +363,6 @@ class Results:
             precision = max(held, key=covered)
         return dict(sorted(held.get(precision or "", {}).items()))
 
-    def precise_enough(self, config: Config) -> Outcome | None:
-        """The furthest run of this config and seed that was computed at least as precisely."""
-        fine = PRECISIONS[PRECISIONS.index(config.precision) :]
-        found = [run for p in fine if (run := self.of(config, p).get(config.seed)) is not None]
-        return max(found, key=lambda run: (run.failed is not None, run.done), default=None)
-
     def about(self, config: Config) -> list[Outcome]:
         """The runs on this data set with this algorithm, in whatever setup."""
         return [run for i in sorted(self._by_subject.get(_subject(config), ())) for run in self._runs(i)]

@@ -100,6 +100,7 @@ def judge(
     runs = results.of(cell.config(variant=variant)).values()
     failed = sum(run.failed is not None for run in runs)
     left_out = sum(run.failures for run in runs)
+    digits = QUANTITIES[quantity].digits
 
     def said(word: str, allowed: float | None = None) -> Verdict:
         return Verdict(value, std, measured, word, allowed, failed, left_out)
@@ -112,7 +113,7 @@ def judge(
             return said("")
         rounds = cell.config(variant=variant).rounds
         through = [r.accuracy[rounds - 1] for r in runs if r.failed is None and r.done >= rounds]
-        at_chance = sum(100 * accuracy <= FAILED for accuracy in through)
+        at_chance = sum(round(100 * accuracy, digits) <= FAILED for accuracy in through)
         as_published = cell.failed and failed + at_chance >= len(through) - at_chance
         return said(REPRODUCED if as_published else NOT_REPRODUCED)
     if measured is None:
@@ -120,7 +121,7 @@ def judge(
     if not measured.complete:
         return said(PARTIAL)
     if cell.failed and quantity == "accuracy":
-        return said(REPRODUCED if measured.summary.mean <= FAILED else NOT_REPRODUCED)
+        return said(REPRODUCED if round(measured.summary.mean, digits) <= FAILED else NOT_REPRODUCED)
     if value is None:
         return said("")
     if quantity in table.of_something_else or (variant is not None and variant.stand_in):
@@ -129,7 +130,7 @@ def judge(
         return said(REPRODUCED if measured.never == measured.summary.n else NOT_REPRODUCED)
     allowed = tolerance(paper, quantity, std)
     # As it is shown and published, in so many digits: a difference that is shown as the limit is within it.
-    off = abs(round(measured.summary.mean, QUANTITIES[quantity].digits) - value)
+    off = abs(round(measured.summary.mean, digits) - value)
     return said(REPRODUCED if off <= allowed + ROUNDING else NOT_REPRODUCED, allowed)
 
 
@@ -176,7 +177,7 @@ def measure(
 def tried(paper: Paper, cell: Cell, results: Results) -> list[Variant]:
     """The switches, and switches together, with which the cell was run."""
     found = {}
-    setups = {run.identity: run.config for run in results.about(cell.config()) if run.done}
+    setups = {run.identity: run.config for run in results.about(cell.config()) if run.done or run.failed}
     for config in setups.values():
         if (v := paper.reading(cell, config)) is not None:
             found[v.name] = v

@@ -108,13 +108,8 @@ def reproduce_command(
     seeds = seeds if seeds is not None else paper.trials or 3
     results = results or out_ / RESULTS
     if from_:
-        adopted = []
-        for folder in from_:
-            path, found, cell = adopt(chosen, folder, results, cells)
-            _say(f"{cell.key}, seed {found.seed}: {found.done} of {found.config.rounds} rounds in {path}")
-            _say(f"to go on with it here, move it to {folder_of(chosen, found.config, out_)}")
-            adopted.append(cell)
-        cells, seeds = [c for c in cells if c in adopted], 0
+        _adopt(chosen, cells, from_, results, out_)
+        return
     changes: dict[str, Any] = {
         "backend": backend,
         "device": device,
@@ -144,6 +139,23 @@ def reproduce_command(
         _draw(chosen, cells, out_, variant, {"precision": precision}, data_root)
 
 
+def _adopt(chosen: Table, cells: list[Cell], folders: list[Path], results: Path, out_: Path) -> None:
+    adopted: dict[str, tuple[Variant | None, list[Cell]]] = {}
+    for folder in folders:
+        made = adopt(chosen, folder, results, cells)
+        found, cell = made.outcome, made.cell
+        reading = f" with {made.variant.name}" if made.variant else ""
+        rounds = f"{found.done} of {found.config.rounds} rounds in {made.path}"
+        _say(f"{cell.key}{reading}, seed {found.seed}: {rounds}")
+        _say(f"to go on with it here, move it to {folder_of(chosen, found.config, out_)}")
+        taken = adopted.setdefault(reading, (made.variant, []))[1]
+        if cell not in taken:
+            taken.append(cell)
+    for variant, taken in adopted.values():
+        shown = [c for c in cells if c in taken] + [c for c in taken if c not in cells]
+        out.print(comparison(chosen, shown, Results.load(results, _own(shown)), variant))
+
+
 def comparison(chosen: Table, cells: list[Cell], results: Results, variant: Variant | None = None) -> Shown:
     """Published beside measured, cell by cell."""
     paper = load_paper(chosen.paper)
@@ -162,8 +174,8 @@ def comparison(chosen: Table, cells: list[Cell], results: Results, variant: Vari
         for quantity in chosen.quantities:
             v = judge(paper, chosen, cell, quantity, results, variant)
             shown.add_row(
-                cell.column,
-                cell.method,
+                Text(cell.column),
+                Text(cell.method),
                 QUANTITIES[quantity].label,
                 published_text(cell, quantity),
                 measured_text(v, quantity),
@@ -177,7 +189,7 @@ def comparison(chosen: Table, cells: list[Cell], results: Results, variant: Vari
         if g is not None:
             text = f"{g.measured.mean:+.2f} at round {g.rounds}"
             published = "–" if g.published is None else f"{g.published:+.2f}"
-            shown.add_row(cell.column, cell.method, f"over {chosen.baseline}", published, text)
+            shown.add_row(Text(cell.column), Text(cell.method), f"over {chosen.baseline}", published, text)
     return shown
 
 
@@ -281,7 +293,7 @@ def _draw(
     from fedrecall.reports.figures import draw
 
     folders = [folder_of(chosen, c.config(DRAWN, variant, **how), out_) for c in cells]
-    folders = [f for f in folders if RunFolder(f).started]
+    folders = [f for f in folders if RunFolder(f).started and RunFolder(f).metrics()]
     if not folders:
         _say(f"no figure: there is no run folder of seed {DRAWN} under {out_}.")
         return
