@@ -97,3 +97,25 @@ def test_only_what_a_killed_writer_left_is_swept(tmp_path):
 def test_nobodys_home_is_a_sentence():
     with pytest.raises(UserError, match="~nobody-of-that-name/x: "):
         files.expanded("~nobody-of-that-name/x")
+
+
+def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "page", tmp_path / "link"
+    link.symlink_to(target)
+    files.check_writable(link)
+    for content in (b"first", b"second"):
+        files.write(link, content)
+        assert link.is_symlink()
+        assert target.read_bytes() == content
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    files.check_writable(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        files.write(pipe, b"into it")
+        assert os.read(reader, 99) == b"into it"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe", "there"]

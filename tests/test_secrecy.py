@@ -14,6 +14,7 @@ from fedrecall import secrecy
         ("http://host:5000/a:b@c", "http://host:5000/a:b@c"),
         ("sqlite:///mlflow.db", "sqlite:///mlflow.db"),
         ("http://bob@host", "http://bob@host"),
+        ("https://ghp_0123456789abcdef@host/a", "https://***@host/a"),
     ],
 )
 def test_addresses_are_shown_without_passwords(text, shown):

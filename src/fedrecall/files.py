@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,7 +43,15 @@ def found(path: Path, kind: Callable[[int], bool] = bool) -> bool:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write the file so that after any crash it holds the old content or the new, never a part."""
+    """Write the file so that after any crash it holds the old content or the new, never a part.
+
+    Where a link leads is written, not in its place; what is no regular file, as a pipe, is written to.
+    """
+    if path.is_symlink():
+        path = Path(os.path.realpath(path))
+    if found(path, _special):
+        path.write_bytes(content)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -59,6 +68,10 @@ def write(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _special(mode: int) -> bool:
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -144,6 +157,10 @@ def check_writable(path: Path) -> None:
     with placing(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.is_symlink():
+            path = Path(os.path.realpath(path))
+        if found(path, _special):
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         probe.touch()

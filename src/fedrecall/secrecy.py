@@ -7,12 +7,15 @@ from collections.abc import Sequence
 HIDDEN = "***"
 _NAMES = "(?:token|password|passwd|passphrase|secret|credential|key)"
 _OPTION = re.compile(f"--?[^=]*{_NAMES}[^=]*", re.IGNORECASE)
-_USER = re.compile(r"(//[^\s/:@]*:)[^\s/]*@")
+_USER = re.compile(r"(//(?:[^\s/:@]*:|(?=[^\s/:@]{16,}@)))[^\s/]*@")
 _QUERY = re.compile(rf"([?&][^\s=&]*{_NAMES}[^\s=&]*=)[^\s&]*", re.IGNORECASE)
 
 
 def in_text(text: str) -> str:
-    """The text without what addresses in it give as a user's password, or ask with as a secret."""
+    """The text without what addresses in it give as a user's password, or ask with as a secret.
+
+    A user of 16 characters or more without a password may be a token, and goes too.
+    """
     return _QUERY.sub(rf"\1{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text))
 
 

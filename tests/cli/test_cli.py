@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
 
 from fedrecall import config as configs
 from fedrecall.cli import main, progress
@@ -212,7 +213,7 @@ def test_a_difference_is_of_the_seeds_whose_runs_both_went_through():
     numbers = End(0.5, 0.1, 1.0, 2_000_000, 2_000_000)
     better, failed = numbers._replace(accuracy=0.75), End(failed="NaN")
     rows = [row("a", [numbers, failed, numbers]), row("b", [better, better, failed]), row("c", [numbers])]
-    shown = {c.header: list(c.cells) for c in table(rows, 3).columns}
+    shown = {str(c.header): list(c.cells) for c in table(rows, 3).columns}
     assert shown["accuracy %"] == ["50.00 ± 0.00, 1 failed", "75.00 ± 0.00, 1 failed", "50.00, 2 not run"]
     against = shown["accuracy - a [95 % interval]"]
     assert list(map(str, against)) == ["", "+25.00 (1 of 3)", "+0.00 (1 of 3)"]
@@ -222,7 +223,7 @@ def test_two_pairs_have_no_interval_but_their_values():
     ends = [End(accuracy, 0.1, 1.0, 2_000_000, 2_000_000) for accuracy in (0.5, 0.5, 0.6, 0.9)]
     rows = [row("a", ends[:2]), row("b", ends[2:])]
     heads = {seeds: table(rows, seeds).columns[-1] for seeds in (2, 3)}
-    assert {seeds: head.header for seeds, head in heads.items()} == {
+    assert {seeds: str(head.header) for seeds, head in heads.items()} == {
         2: "accuracy - a [both seeds]",
         3: "accuracy - a [95 % interval]",
     }
@@ -230,6 +231,14 @@ def test_two_pairs_have_no_interval_but_their_values():
         "+25.00 [+10.00, +40.00]",
         "+25.00 [+10.00, +40.00] (2 of 3: both values)",
     ]
+
+
+def test_brackets_of_names_and_headings_are_shown(capsys):
+    ends = [End(accuracy, 0.1, 1.0, 2_000_000, 2_000_000) for accuracy in (0.5, 0.5, 0.6, 0.9)]
+    Console(width=200).print(table([row("my[x]/a.py:A", ends[:2]), row("b", ends[2:])], 2))
+    said = capsys.readouterr().out
+    assert said.count("my[x]/a.py:A") == 2
+    assert "[both seeds]" in said
 
 
 def test_what_stops_a_comparison_does_not_take_what_it_found_before(call, monkeypatch):

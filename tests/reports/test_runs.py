@@ -100,6 +100,40 @@ def test_seeds_are_grouped_and_groups_named_by_what_differs(folder):
     assert groups[0].last("accuracy") == values[:, -1].tolist()
 
 
+def test_runs_of_other_code_or_data_are_other_experiments(tmp_path):
+    def made(code, digest):
+        data = {"name": "mine", "train": 9, "test": 3, "digest": digest}
+        return MADE | {"code": {"mine.py:Mine": code}, "data": data}
+
+    for name, seed, code, digest in (
+        ("old", 0, "aaaaaaaaaaaa", "d1"),
+        ("new0", 0, "bbbbbbbbbbbb", "d1"),
+        ("new1", 1, "bbbbbbbbbbbb", "d1"),
+    ):
+        write(tmp_path / "code" / name, seed=seed, made=made(code, digest))
+    groups = arrange(open_runs([tmp_path / "code"]))
+    assert sorted((g.label, g.seeds) for g in groups) == [
+        ("fedavg mine.py:Mine=aaaaaaaa", [0]),
+        ("fedavg mine.py:Mine=bbbbbbbb", [0, 1]),
+    ]
+    assert not any(g.left_out for g in groups)
+    for name, digest in (("one", "d1"), ("two", "d2")):
+        write(tmp_path / "data" / name, seed=len(name) % 2, made=made("a", digest))
+        write(tmp_path / "data" / f"{name}n", seed=0, algorithm="fedntd", made=made("a", digest))
+    groups = arrange(open_runs([tmp_path / "data"]))
+    assert sorted(g.label for g in groups) == [
+        f"{name} (data 9+3 {digest})" for name in ("fedavg", "fedntd") for digest in ("d1", "d2")
+    ]
+    page = build(open_runs([tmp_path / "data"]))
+    assert "data 9+3 d2" in page
+
+
+def test_what_runs_noted_is_not_told_where_their_configs_tell_them_apart(tmp_path):
+    write(tmp_path / "a", made=MADE | {"code": {"mine.py:Mine": "a"}})
+    write(tmp_path / "b", algorithm="fedntd", made=MADE | {"data": {"digest": "d"}})
+    assert [g.label for g in arrange(open_runs([tmp_path]))] == ["fedavg", "fedntd"]
+
+
 def test_setups_are_named_too(folder, tmp_path):
     other = {**SMALL, "partition": "lda:0.3,min_size=2", "training.local_epochs": 2}
     fedrecall.run(tmp_path / "other", algorithm="fedavg", **other)

@@ -644,12 +644,17 @@ def pairs(
         if not named and baseline is not None:
             named = [g for g in groups if baseline in (g.algorithm, g.label)]
         base = (named or mates)[0]
-        if base is group or base.runs[0].complete["dataset"] != group.runs[0].complete["dataset"]:
+        if base is group or not _of_one_data_set(base.runs[0], group.runs[0]):
             continue
         theirs = {run.seeds: run for run in base.runs}
         shared = [(theirs[run.seeds], run) for run in group.runs if run.seeds in theirs]
         if shared:
             yield base, n, group, shared
+
+
+def _of_one_data_set(one: Run, other: Run) -> bool:
+    known = [run.noted["data"] for run in (one, other) if "data" in run.noted]
+    return one.complete["dataset"] == other.complete["dataset"] and len(set(known)) < 2
 
 
 def _others(page: Page) -> Iterable[Html]:

@@ -164,6 +164,19 @@ class Run:
         ]
 
     @cached_property
+    def noted(self) -> dict[str, str]:
+        """What the last start noted of somebody's own ``code``, and of the ``data``: a digest of each."""
+        last = self.made[-1] if self.made else {}
+        code, data = last.get("code"), last.get("data")
+        found = {}
+        if isinstance(code, dict) and code:
+            found["code"] = " ".join(f"{name}={str(digest)[:8]}" for name, digest in sorted(code.items()))
+        if isinstance(data, dict) and "digest" in data:
+            told = [str(data[k]) for k in ("digest", "origins") if k in data]
+            found["data"] = f"data {data.get('train')}+{data.get('test')} {' '.join(told)}"
+        return found
+
+    @cached_property
     def partition(self) -> dict[str, Any]:
         """What partition.json says beside the examples: counts, class_names, auxiliary."""
         path = self.path / "partition.json"
@@ -409,22 +422,29 @@ def _names(folders: Iterable[Path]) -> list[str]:
 def arrange(runs: Sequence[Run]) -> list[Group]:
     """The runs by experiment, in the order in which each first occurs, seeds sorted.
 
-    An experiment has one run of a seed: the one that is furthest, the first of equals.
+    Runs of one config are two experiments if they noted different code of somebody's own, or data. An
+    experiment has one run of a seed: the one that is furthest, the first of equals.
     """
-    members: dict[str, dict[tuple[int, int], list[Run]]] = {}
+    members: dict[tuple[str, ...], dict[tuple[int, int], list[Run]]] = {}
     for run in runs:
-        members.setdefault(_identity(run), {}).setdefault(run.seeds, []).append(run)
-    configs_ = [next(iter(same.values()))[0].complete for same in members.values()]
-    settings = [in_words(config) for config in configs_]
+        key = _identity(run), *map(str, run.noted.items())
+        members.setdefault(key, {}).setdefault(run.seeds, []).append(run)
+    firsts = [next(iter(same.values()))[0] for same in members.values()]
+    configs_ = [run.complete for run in firsts]
+    apart = [noted_apart(run, firsts) for run in firsts]
+    settings = [
+        in_words(c) | {k: v for k, v in noted.items() if k == "data"}
+        for c, noted in zip(configs_, apart, strict=True)
+    ]
     varying = [
         k for k in dict.fromkeys(k for s in settings for k in s) if len({s.get(k) for s in settings}) > 1
     ]
     groups = []
-    for same, config, mine in zip(members.values(), configs_, settings, strict=True):
+    for same, config, mine, noted in zip(members.values(), configs_, settings, apart, strict=True):
         algorithm = config["algorithm"]
         others = [c["algorithm"] for c in configs_ if c["algorithm"]["name"] == algorithm["name"]]
         own = [f"{k}={specs.word(v)}" for k, v in algorithm.items() if any(o.get(k) != v for o in others)]
-        name = " ".join([str(algorithm["name"]), *own])
+        name = " ".join([str(algorithm["name"]), *own, *([noted["code"]] if "code" in noted else [])])
         setup = ", ".join(mine[k] for k in varying if k in mine)
         kept = {seeds: max(those, key=_far) if len(those) > 1 else those[0] for seeds, those in same.items()}
         rest = [
@@ -432,6 +452,12 @@ def arrange(runs: Sequence[Run]) -> list[Group]:
         ]
         groups.append(Group(tuple(kept[seeds] for seeds in sorted(kept)), name, setup, tuple(rest)))
     return groups
+
+
+def noted_apart(run: Run, others: Iterable[Run]) -> dict[str, str]:
+    """What a run noted of code and data that some of the others of the same config noted otherwise."""
+    alike = [other.noted for other in others if _identity(other) == _identity(run)]
+    return {k: v for k, v in run.noted.items() if any(noted.get(k) != v for noted in alike)}
 
 
 def unfinished(runs: Iterable[Run]) -> list[str]:

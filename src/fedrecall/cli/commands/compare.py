@@ -178,12 +178,12 @@ def table(rows: Sequence[Row], seeds: int) -> Table:
     if private:
         shown.add_column("epsilon", justify="right", overflow="fold")
     ends = {1: "", 2: " [both seeds]"}.get(seeds, " [95 % interval]")  # of two pairs it is the two values
-    shown.add_column(f"accuracy - {first.name}{ends}", overflow="fold", min_width=8)
+    shown.add_column(Text(f"accuracy - {first.name}{ends}"), overflow="fold", min_width=8)
     for r in rows:
         failed, left = len(_known(r.failed)), seeds - len(r.failed)
         lacking = (f"{failed} failed" if failed else "", f"{left} not run" if left else "")
         shown.add_row(
-            r.name,
+            Text(r.name),
             ", ".join(filter(None, (_mean(r.accuracy, 100), *lacking))),
             _mean(r.forgetting, digits=3),
             _mean(r.seconds, digits=1),

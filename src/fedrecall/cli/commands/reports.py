@@ -45,7 +45,8 @@ def report_command(
     from fedrecall.reports.report import build
     from fedrecall.reports.runs import open_runs
 
-    page = build(open_runs(runs), title=title, targets=target or (), baseline=baseline).encode()
+    built = build(open_runs(runs), title=title, targets=target or (), baseline=baseline)
+    page = built.encode(errors="replace")  # a folder's name may be no text
     with files.placing(out_):
         files.write(out_, page)
     out.print(f"report: {out_} ({len(page) / 1e6:.1f} MB)", markup=False, soft_wrap=True)

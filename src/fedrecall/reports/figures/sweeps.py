@@ -12,7 +12,7 @@ from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.reports.figures.figure import Data, Figure, colours, legend_below, page
 from fedrecall.reports.figures.quantities import QUANTITIES
-from fedrecall.reports.runs import Group, Run, arrange, in_words, value
+from fedrecall.reports.runs import Group, Run, arrange, in_words, noted_apart, value
 from fedrecall.reports.statistics import Summary, summary
 from fedrecall.specs import spec_text
 
@@ -81,6 +81,7 @@ def line_name(group: Group, groups: Sequence[Group], keys: Sequence[str]) -> str
         }
         if len(others) > 1:
             words.append(f"{name}={mine}")
+    words += noted_apart(group.runs[0], [g.runs[0] for g in groups]).values()
     return " ".join(words)
 
 
