@@ -4,6 +4,7 @@
     python -m benchmarks.gpu --dataset folder:PATH    # or from what `fedrecall.data.store.export` wrote
     python -m benchmarks.gpu --dataset synthetic      # random images of its shape: the same speed
     python -m benchmarks.gpu --device cpu --epochs 1 --sample 4 --parts variants   # what a CPU can do
+    python -m benchmarks.gpu --variants "stack, matmul" --precisions bfloat16      # a part of it
 
 W1: CIFAR-10, 100 clients shards:2 (500 images each), 10 sampled, E = 5, B = 50, `cnn`, crop + flip +
 Cutout, SGD 0.01/0.9/1e-5. It needs torch, numpy, PyYAML and safetensors, and writes JSON and a table.
@@ -69,7 +70,8 @@ class Bench:
         self.gpu = self.device.type == "cuda"
         spec = SYNTHETIC if options.dataset == "synthetic" else options.dataset
         self.dataset: Dataset = load(spec).to(self.device)
-        self.variants = {n: v for n, v in VARIANTS.items() if self.gpu or "graph" not in v}
+        self.variants = {n: VARIANTS[n] for n in options.variants if self.gpu or "graph" not in VARIANTS[n]}
+        self.precisions = [p for p in options.precisions if self.gpu or p != "tf32"]
         asked = {**vars(options), "out": options.out.name}
         self.found: dict[str, Any] = {"machine": machine(), "targets": TARGETS, "options": asked}
 
@@ -100,42 +102,40 @@ class Bench:
             torch.cuda.synchronize()
 
     def agreement(self) -> None:
-        """Every variant against the reference on the CPU: two rounds in double precision."""
-        reference: dict[str, Any] = {}
+        """Every variant against the reference on the CPU: four rounds in double precision.
+
+        Of clients of one size, whose recorded trainings are replayed with other data and another rate, and
+        of clients of many.
+        """
         rows = []
-        small = {"rounds": 2, "clients": 8, "sample": 4, "partition": "lda:1", "model": "cnn:8"}
         here = self.dataset
-        few = load("synthetic:classes=10,train=400,test=50,channels=3,size=8")
-        for method, variant in itertools.product(METHODS, ["one by one", *self.variants]):
-            self.dataset = few
+        self.dataset = load("synthetic:classes=10,train=400,test=50,channels=3,size=8")
+        for method, partition in itertools.product(self.options.methods, ("iid", "lda:1")):
+            small = {"rounds": 4, "clients": 8, "sample": 4, "partition": partition, "model": "cnn:8"}
 
-            def weights(method: str = method, variant: str = variant) -> Any:
-                device = {"device": "cpu"} if method not in reference else {}
+            def weights(variant: str, method: str = method, small: Any = small, **device: str) -> Any:
                 run = self.experiment(method, variant, "float64", **small, **device)
-                return trees.transform(lambda t: t.cpu(), run.run().weights)
+                return trees.arrays(trees.transform(lambda t: t.cpu(), run.run().weights))
 
-            if method not in reference:
-                reference[method] = weights()
-                continue
-            expected = trees.arrays(reference[method])
+            expected: dict[str, Tensor] = weights("one by one", device="cpu")
+            for variant in self.variants:
 
-            def gap(
-                expected: dict[str, Tensor] = expected, weights: Callable[[], Any] = weights
-            ) -> dict[str, Any]:
-                found = trees.arrays(weights()).items()
-                return {"gap": max(float((t - expected[n]).abs().max()) for n, t in found)}
+                def gap(
+                    variant: str = variant, weights: Any = weights, expected: dict[str, Tensor] = expected
+                ) -> dict[str, Any]:
+                    found = weights(variant).items()
+                    return {"gap": max(float((t - expected[n]).abs().max()) for n, t in found)}
 
-            row = {"method": method, "variant": variant}
-            rows.append(row | attempt(gap))
+                row = {"method": method, "partition": partition, "variant": variant}
+                rows.append(row | attempt(gap))
         self.dataset = here
         self.found["agreement"] = rows
-        table(rows, ["method", "variant", "gap"])
+        table(rows, ["method", "partition", "variant", "gap"])
 
     def rounds(self) -> None:
         """Seconds a round of every variant, without evaluation; the variants take turns."""
         rows = []
-        precisions = PRECISIONS if self.gpu else ("float32", "bfloat16")
-        for method, precision in itertools.product(METHODS, precisions):
+        for method, precision in itertools.product(self.options.methods, self.precisions):
             runners: dict[str, Runner] = {}
             failed: dict[str, dict[str, Any]] = {}
             with arithmetic(precision):
@@ -172,7 +172,7 @@ class Bench:
     def run(self) -> None:
         """A whole FedNTD run with evaluation after every round."""
         rows = []
-        for precision in ("float32", "bfloat16"):
+        for precision in self.precisions:
             variant = self.best("fedntd", precision)
 
             def whole(variant: str = variant, precision: str = precision) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class Bench:
     def together(self) -> None:
         """Three seeds of two methods at once, against one of them alone; evaluation included."""
         rows = []
-        for precision, variant in itertools.product(("float32", "bfloat16"), self.variants):
+        for precision, variant in itertools.product(self.precisions, self.variants):
             if variant == "one by one":
                 continue
 
@@ -243,7 +243,8 @@ class Runner:
         self.bench.synchronize()
         self.times.append(time.perf_counter() - since)
         if self.bench.gpu:
-            self.megabytes = torch.cuda.max_memory_allocated() / 2**20
+            # Reserved: what a recorded training has freed is still its own.
+            self.megabytes = torch.cuda.max_memory_reserved() / 2**20
         return {}
 
     def summary(self) -> dict[str, Any]:
@@ -339,6 +340,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dataset", default="cifar10")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each variant, the first not counted")
     parser.add_argument("--run-rounds", type=int, default=200)
     parser.add_argument("--epochs", type=int, default=TRAINING["local_epochs"])

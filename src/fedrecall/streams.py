@@ -44,7 +44,7 @@ def seeded(seed: int, *path: int | str) -> Iterator[None]:
     kept, drawn = torch.get_rng_state(), key(seed, *path)
     torch.default_generator.manual_seed(drawn)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed(drawn)
+        torch.cuda.manual_seed_all(drawn)
     try:
         yield
     finally:

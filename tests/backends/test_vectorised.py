@@ -1,11 +1,13 @@
 """A stack of clients is the same clients one after another, whatever they are and however it is computed."""
 
+import importlib.util
 import math
 import os
 import subprocess
 import sys
 import textwrap
 import weakref
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,16 @@ from fedrecall.algorithms.fedntd import FedNTD
 from fedrecall.backends import open_backend, serial, vectorised
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.serial import Serial
-from fedrecall.backends.vectorised import Options, Plan, Vectorised, local_training, mixes_examples, stacked
+from fedrecall.backends.vectorised import (
+    Options,
+    Plan,
+    Recorded,
+    Vectorised,
+    for_want_of_memory,
+    local_training,
+    mixes_examples,
+    stacked,
+)
 from fedrecall.batches import Batch
 from fedrecall.data.store import export
 from fedrecall.errors import UserError
@@ -513,8 +524,20 @@ FULL = [Options(), Options(graph=True), Options(graph=True, chunk=1, lanes=6), O
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("options", FULL, ids=str)
 def test_a_gpu_agrees_with_the_cpu(options: Options, monkeypatch: pytest.MonkeyPatch):
+    started: Counter[int] = Counter()
+    start = Recorded.start
+
+    def counted(self: Recorded, stack: Any) -> Any:
+        started[id(self)] += 1
+        return start(self, stack)
+
+    monkeypatch.setattr(Recorded, "start", counted)
+    # Clients of one size are replayed with other data and another rate, others are recorded each time.
+    hard: dict[str, Any] = HARD | ({"partition": "iid", "rounds": 4} if options.graph else {})
     for case in CASES:
-        settings = HARD | case.settings
+        if case.spec.startswith("private") and importlib.util.find_spec("dp_accounting") is None:
+            continue
+        settings = hard | case.settings
         expected = experiment(case.spec, **settings, device="cpu")
         monkeypatch.setattr("fedrecall.experiment.open_backend", lambda _, work: Serial(work))
         expected.run()
@@ -523,6 +546,45 @@ def test_a_gpu_agrees_with_the_cpu(options: Options, monkeypatch: pytest.MonkeyP
         found.run()
         here = trees.transform(lambda t: t.cpu(), found.server)
         assert_same(here, expected.server, 1e-9, case.spec)
+    assert not options.graph or max(started.values()) > 1
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: operation not permitted when stream is capturing"), False),
+        (RuntimeError("my own lookup table ran out of memory"), False),
+    ],
+)
+def test_want_of_memory_is_told_from_other_errors(error, memory):
+    assert for_want_of_memory(error) == memory
+
+
+def test_what_cannot_be_recorded_is_said_in_a_sentence():
+    said = r"leave graph=true out.*PyTorch says: CUDA error: operation not"
+    with pytest.raises(UserError, match=said), vectorised._recordable():
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+    with pytest.raises(RuntimeError, match="shapes cannot"), vectorised._recordable():
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+def test_a_visit_alone_is_begun_once(monkeypatch):
+    work = ready("fedseq")
+    asked: Counter[int] = Counter()
+    prepare = type(work.algorithm).prepare
+    monkeypatch.setattr(
+        type(work.algorithm),
+        "prepare",
+        lambda self, model, down, memory, data: (
+            asked.update([data.number]) or prepare(self, model, down, memory, data)
+        ),
+    )
+    some = jobs(work, [1])
+    assert_visits_agree(Vectorised(work).map(some), Serial(work).map(some))
+    assert asked == {1: 2}  # by each backend once
 
 
 def test_a_batch_size_beyond_everybodys_examples_takes_no_room():

@@ -60,7 +60,7 @@ class Cohort:
         weights = self.shares if shares is None else shares
 
         def average(values: Tensor) -> Tensor:
-            if shares is None and all(torch.equal(values[0], other) for other in values[1:]):
+            if shares is None and _all_equal(values):
                 return values[0].clone()
             exact = values if values.is_floating_point() else values.double()
             total = torch.zeros_like(exact[0])
@@ -74,3 +74,10 @@ class Cohort:
         """Equal shares for all that have a share: each chain's last upload."""
         counted = sum(share > 0 for share in self.shares)
         return [(share > 0) / counted for share in self.shares]
+
+
+def _all_equal(values: Tensor) -> bool:
+    """Whether all along the leading axis are the same; a GPU is waited for once."""
+    if values.device.type == "cpu":  # where the first two are enough to tell in most cases
+        return all(torch.equal(values[0], other) for other in values[1:])
+    return bool((values == values[:1]).all())

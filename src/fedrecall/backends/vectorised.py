@@ -155,8 +155,8 @@ class Vectorised:
             try:
                 done |= self._collect(tasks, wave)
                 left = left[wave.size :]
-            except torch.OutOfMemoryError:  # a visit is a function of its job: made again, it is the same
-                if not self._halve(wave.size):
+            except RuntimeError as error:  # a visit is a function of its job: made again, it is the same
+                if not (for_want_of_memory(error) and self._halve(wave.size)):
                     raise
             del wave  # before the next one needs its memory
             wave = self._launch(tasks, left)
@@ -172,8 +172,8 @@ class Vectorised:
         while True:
             try:
                 return self._attempt(tasks, left)
-            except torch.OutOfMemoryError:
-                if not self._halve(len(left)):
+            except RuntimeError as error:
+                if not (for_want_of_memory(error) and self._halve(len(left))):
                     raise
 
     def _attempt(self, tasks: Sequence[tuple[Work, Job]], left: Sequence[int]) -> "_Wave":
@@ -183,6 +183,10 @@ class Vectorised:
         for lane in range(self.options.lanes if size else 0):
             under_way: Counter[Any] = Counter()
             chunk = left[lane * size : (lane + 1) * size]
+            if len(chunk) == 1 and not self.options.graph:
+                work, job = tasks[chunk[0]]
+                (wave.done[chunk[0]],) = Serial(work).map([job])
+                continue
             begun = {i: self._begin(*tasks[i]) for i in chunk}
             for group in self._alike(begun):
                 if len(group) == 1 and not self.options.graph:
@@ -215,6 +219,7 @@ class Vectorised:
         for group, state, losses, recorded, _ in wave.under_way:
             if recorded is not None:
                 recorded.wait()
+            state = state._replace(velocity={})  # which nobody asks for any more
             for row, (i, begun) in enumerate(group.items()):
                 mine = trees.detached(trees.take(state, row))  # a view would keep the whole stack alive
                 work, job = tasks[i]
@@ -342,9 +347,7 @@ def _explained() -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = " ".join(str(error).split())
-        if isinstance(error, torch.OutOfMemoryError) or not re.search(
-            "vmap|functorch|[Bb]atching rule", text
-        ):
+        if for_want_of_memory(error) or not re.search("vmap|functorch|[Bb]atching rule", text):
             raise
         raise UserError(
             "the network or the algorithm does something (such as .item(), boolean indexing, spectral norm) "
@@ -454,6 +457,12 @@ def stacked(begun: Sequence[Begun], batch_size: int, axes: Any, device: torch.de
     )
 
 
+def for_want_of_memory(error: RuntimeError) -> bool:
+    """Whether the device has no room left, in the words of PyTorch, CUDA or cuBLAS."""
+    said = re.search("out of memory|ALLOC_FAILED", str(error))
+    return isinstance(error, torch.OutOfMemoryError) or (said is not None and "CU" in str(error))
+
+
 class Recorded:
     """A whole local training as a CUDA graph: recorded once, replayed on other tensors.
 
@@ -467,13 +476,19 @@ class Recorded:
         with torch.cuda.device(self._device):
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):  # once for real, so that libraries choose their kernels
-                warm: Stack = trees.detached(stack)
-                local_training(algorithm, model, plan, warm, warm.lr)
+            self._warm_up(algorithm, model, plan, stack)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=self._stream):
+            # Within its stream, because the one before is not put back where a recording fails.
+            recording = torch.cuda.graph(self._graph, stream=self._stream)
+            with _recordable(), torch.cuda.stream(self._stream), recording:
                 self._outputs = local_training(algorithm, model, plan, self._inputs, self._inputs.lr)
         self._plan = plan  # the graph reads its tensors
+
+    def _warm_up(self, algorithm: FedAvg, model: Model, plan: Plan, stack: Stack) -> None:
+        """Train once for real, so that libraries choose their kernels."""
+        with torch.cuda.stream(self._stream):
+            warm: Stack = trees.detached(stack)
+            local_training(algorithm, model, plan, warm, warm.lr)
 
     def start(self, stack: Stack) -> tuple[State, Tensor]:
         """Begin to train this stack, which must live until `wait`; the result is valid after that."""
@@ -487,6 +502,22 @@ class Recorded:
     def wait(self) -> None:
         """Let whatever is asked of the device from now on come after the training."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
+@contextmanager
+def _recordable() -> Iterator[None]:
+    """Say in a sentence that what is trained cannot be recorded."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = " ".join(str(error).split())
+        if for_want_of_memory(error) or "captur" not in text:
+            raise
+        raise UserError(
+            "the network or the algorithm does something (a tensor made of numbers, a wait for the device) "
+            "that cannot be recorded: leave graph=true out, in a new process, as this one may have lost its "
+            f"GPU. PyTorch says: {text[:300]}"
+        ) from error
 
 
 class _UnderWay(NamedTuple):
@@ -532,10 +563,12 @@ class _MatmulConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.pad(x, self._reversed_padding_repeated_twice)
-        b, (h, w) = len(x), x.shape[-2:]
+        (b, c), (h, w) = x.shape[:2], x.shape[-2:]
+        # Examples as channels: on a GPU there is one launch for each entry of what is unfolded.
+        windows = F.unfold(x.reshape(1, b * c, h, w), self.kernel_size, stride=self.stride)
         h = (h - self.kernel_size[0]) // self.stride[0] + 1
         w = (w - self.kernel_size[1]) // self.stride[1] + 1
-        windows = F.unfold(x, self.kernel_size, stride=self.stride)  # [B, C k k, H W]
+        windows = windows.view(b, -1, h * w)  # [B, C k k, H W]
         columns = windows.transpose(0, 1).flatten(1)  # [C k k, B H W]
         y = self.weight.flatten(1) @ columns
         if self.bias is not None:
