@@ -49,6 +49,15 @@ def test_the_watch_sees_what_it_must_not_miss(tmp_path, monkeypatch):
 
     with pytest.raises(Hangs), watched(inside):
         spin(60)
+
+    def caught() -> None:
+        try:
+            spin(60)
+        except Exception:
+            raise UserError("it is no image") from None
+
+    with pytest.raises(Hangs), watched(inside):
+        caught()
     other = Thread(target=spin, args=[1])
     with watched(inside):
         other.start()

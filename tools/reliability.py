@@ -74,13 +74,8 @@ def main() -> None:
 
 def page(found: dict[str, Any]) -> str:
     """The page of these results."""
-    m = found["machine"]
-    machine = (
-        f"Measured on {m['date']}: {m['cores']} cores of {m['cpu']}, {m['memory_gb']} GB, "
-        f"Python {m['python']}, torch {m['torch']}."
-    )
     parts = [
-        HEAD.format(machine=machine),
+        HEAD.format(machine=machines(found)),
         kills(found),
         workers(found),
         fuzzing(found),
@@ -88,6 +83,21 @@ def page(found: dict[str, Any]) -> str:
         PROMISES,
     ]
     return "\n".join(filter(None, parts))
+
+
+def machines(found: dict[str, Any]) -> str:
+    """When and on what the sections were measured; of several, which."""
+    where: dict[str, list[str]] = {}
+    for section, held in sorted(found.items()):
+        m = held["measured"]
+        said = (
+            f"{m['date']}: {m['cores']} cores of {m['cpu']}, {m['memory_gb']} GB, "
+            f"Python {m['python']}, torch {m['torch']}"
+        )
+        where.setdefault(said, []).append(section)
+    usual, *others = sorted(where, key=lambda said: -len(where[said]))
+    apart = "".join(f" {', '.join(where[said])} on {said}." for said in others)
+    return f"Measured on {usual}.{apart}"
 
 
 def sections(found: dict[str, Any], head: str) -> dict[str, Any]:

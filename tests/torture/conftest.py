@@ -21,23 +21,26 @@ class Figures:
 
     def add(self, section: str, **numbers: Any) -> None:
         """Keep what was found."""
-        self.found.setdefault(section, {}).update(numbers)
+        self.found.setdefault(section, {"measured": _machine()}).update(numbers)
         self.save()  # at once: what comes after may be interrupted
 
     def save(self) -> None:
         """Write them beside those of before."""
         held = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         held |= self.found
-        held["machine"] = {
-            "cpu": _cpu(),
-            "cores": os.cpu_count(),
-            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "date": time.strftime("%Y-%m-%d"),
-        }
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(held, indent=1, sort_keys=True) + "\n")
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
 
 
 def _cpu() -> str:
