@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -84,10 +84,12 @@ class Product:
         self.outside: list[float] = []
         """Seconds of each round beyond its visits' own, which means something with one worker."""
 
-    def round(self, number: int, clients: int | None = None, draw: int | None = None) -> float:
-        """Play one round, with as many clients as configured or fewer, or those of round `draw`; the loss."""
+    def round(self, number: int, clients: int | None = None, sampled: Sequence[int] | None = None) -> float:
+        """Play one round, with as many clients as configured or fewer, or with these; the loss."""
         run, config = self.run, self.run.config
-        count = clients or config.sampled
+        if sampled is None:
+            sampled = rounds.sample(config.clients, clients or config.sampled, config.seed, number)
+        count = len(sampled)
         since = time.perf_counter()
         played = rounds.play(
             run.algorithm,
@@ -97,7 +99,7 @@ class Product:
             self.backend,
             run.federation.auxiliary,
             population=config.clients,
-            sampled=rounds.sample(config.clients, count, config.seed, draw or number),
+            sampled=sampled,
             chain_count=min(self.chains, count),
             round_number=number,
         )
@@ -232,11 +234,12 @@ def overhead(dataset: Dataset, turns: int) -> dict[str, float]:
         settings = W1 | {"algorithm": algorithm, "training": {"local_epochs": 1}, "workers": 1}
         product = Product(dataset, "processes", **settings)
         with closing(product):
-            take_turns({algorithm: partial(product.round, draw=1)}, turns)
+            ten = [range(start, start + 10) for start in range(0, 10 * (turns + 1), 10)]
+            take_turns({algorithm: partial(product.round, sampled=ten[0])}, turns)
             found[algorithm] = statistics.median(product.outside[1:])
             if not product.run.memories.empty:
-                for turn in range(turns):
-                    product.round(turns + 2 + turn)
+                for turn, others in enumerate(ten[1:]):
+                    product.round(turns + 2 + turn, sampled=others)
                 found[f"{algorithm}, first visits"] = statistics.median(product.outside[-turns:])
     return found
 

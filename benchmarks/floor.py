@@ -4,24 +4,41 @@ What somebody in a hurry would write for one algorithm: a network, an optimiser,
 thread that each train every other client, results in shared memory. Same data, shuffling, augmentation,
 losses and optimiser as fedrecall (`benchmarks/bench.py` records the losses of both), channels last, the
 fused optimiser, and for bfloat16 a copy of the weights in that type. ``kernels`` gives it fedrecall's own
-CPU kernels too, so that what is left of a difference is the framework.
+CPU kernels and its workers' memory settings too, so that what is left of a difference is the framework.
 """
 
 from __future__ import annotations
 
 import multiprocessing as mp
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedrecall.backends.processes import WORKERS
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.models import kernels
 from fedrecall.models.networks import build
 
 EPOCHS, BATCH, MOMENTUM, DECAY = 5, 50, 0.9, 1e-5
+
+
+@contextmanager
+def environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """What a process that is started in this block finds; without settings what a shell would give it."""
+    before = dict(os.environ)
+    for name in WORKERS.keys() - {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}:
+        os.environ.pop(name, None)
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def network(with_kernels: bool) -> nn.Module:
@@ -201,7 +218,8 @@ class Floor:
             ours, theirs = context.Pipe()
             trainer = (algorithm, half, with_kernels, d.mean, d.std)
             process = context.Process(target=worker, args=(theirs, self.shared, trainer), daemon=True)
-            process.start()
+            with environment(WORKERS if with_kernels else {}):
+                process.start()
             self.pipes.append(ours)
             self.processes.append(process)
 

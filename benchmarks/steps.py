@@ -3,7 +3,8 @@
     python -m benchmarks.steps [algorithm:precision ...]
     PYTHONPATH=ANOTHER_CHECKOUT/src python -m benchmarks.steps --model lenet_cifar moon:5:bfloat16
 
-One thread, one epoch of one client, taking turns; CPU time, so that waiting for a core does not count.
+One thread, one epoch of one client, taking turns, with workers' memory settings; CPU time, so that waiting
+for a core does not count.
 The loop written by hand is that of W1's network; another network's visits are timed alone, to compare
 two versions of this package.
 """
@@ -11,7 +12,9 @@ two versions of this package.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +25,7 @@ import torch
 from benchmarks.bench import W1, cifar10
 from benchmarks.floor import Trainer
 from fedrecall import config as configs
+from fedrecall.backends.processes import WORKERS
 from fedrecall.experiment import Experiment
 from fedrecall.files import write_json
 from fedrecall.training import visit
@@ -79,6 +83,10 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=CASES, help="algorithm:precision, such as fedavg:float32")
     parser.add_argument("--model", default=W1["model"], help="another network, without the loop by hand")
     options = parser.parse_args()
+    if WORKERS.items() - os.environ.items():  # they are read when a process starts
+        os.execve(
+            sys.executable, [sys.executable, "-m", "benchmarks.steps", *sys.argv[1:]], os.environ | WORKERS
+        )
     torch.set_num_threads(1)
     results = {}
     for case in options.cases:

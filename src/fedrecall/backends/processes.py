@@ -132,7 +132,7 @@ class Nursery:
                     [sys.executable, "-c", command],
                     pass_fds=[number],
                     stdin=subprocess.DEVNULL,
-                    env=os.environ | _ENVIRONMENT,
+                    env=os.environ | WORKERS,
                 )
         self._end = ours
 
@@ -169,9 +169,7 @@ class Nursery:
         return int(struct.unpack("!q", answer)[0])
 
 
-# One thread, and glibc keeps freed memory of a step for the next one instead of returning its pages; then
-# huge pages, which the command line asks for, only cost.
-_ENVIRONMENT = {
+WORKERS = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -180,6 +178,8 @@ _ENVIRONMENT = {
     "MALLOC_TOP_PAD_": str(1 << 26),
     "THP_MEM_ALLOC_ENABLE": "0",
 }
+"""Workers' environment: one thread, and glibc keeps freed memory of a step for the next one instead of
+returning its pages; then huge pages, which the command line asks for, only cost."""
 
 
 class Worker:
