@@ -64,7 +64,7 @@ format: setup-test ## let ruff rewrite the code
 bench: setup-test ## measure the speed of the backends
 	$(ONE_THREAD) $(TEST)/python -m benchmarks
 
-torture: setup-test ## the long proofs: convergence, real federations, kills, bad input; docs/reliability.md
+torture: setup-test ## the long proofs: kills, bad input, harmed workers, long runs, a device that is no CPU
 	$(ONE_THREAD) $(TEST)/python -m pytest -m slow
 	$(TEST)/python -m tools.reliability
 
@@ -116,7 +116,7 @@ endef
 
 # install FOLDER WHAT: torch first and exactly, so that pip takes the CPU build where one is offered.
 define install
-@echo "Installing into $(1) (once; about 250 MB to download, a minute or more)."
+@echo "Installing into $(1) (once; about 250 MB to download where pip finds a CPU build of torch, else several GB)."
 $(1)/bin/python $(PIP) $(addprefix --constraint ,$(CONSTRAINTS)) $(TORCH)
 $(1)/bin/python $(PIP) $(addprefix --constraint ,$(CONSTRAINTS)) --editable '$(2)'
 @touch $(1)/.ready

@@ -178,6 +178,8 @@ def make(values: Mapping[str, Any]) -> Config:
     known = [f.name for cls in (Config, Recipe) for f in specs.fields(cls)]
     for key in values:  # those of the training may be meant, too
         if key not in {f.name for f in specs.fields(Config)}:
+            if key in known:
+                raise UserError(f"config has {key!r} among those of the training: give training.{key}.")
             raise UserError(f"config has no {key!r}; {nearest(key, known)}")
     return specs.build(Config, values, "config")
 

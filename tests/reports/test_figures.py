@@ -483,7 +483,10 @@ def test_captions_say_what_is_drawn_and_the_gallery_says_the_same():
     assert "largest in magnitude" in FIGURES.cls("fedntd/fig14").caption  # power iteration finds these
     gallery = (MEASURES.parent / "gallery.md").read_text()
     for name in FIGURES:
-        assert f"\n{FIGURES.cls(name).caption}\n" in gallery, name
+        figure = FIGURES.cls(name)
+        title = (figure.__doc__ or "").strip().splitlines()[0]
+        assert f"\n## {name}\n\n{title}\n\n" in gallery, name
+        assert f"\n{figure.caption}\n" in gallery, name
 
 
 def test_the_gallery_shows_every_figure_from_runs_that_it_makes():
