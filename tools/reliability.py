@@ -85,6 +85,15 @@ def page(found: dict[str, Any]) -> str:
     return "\n".join(filter(None, parts))
 
 
+NAMES = {
+    "disk": "full disks",
+    "fuzz": "bad input",
+    "kill": "kills",
+    "large": "large inputs",
+    "long": "long runs",
+}
+
+
 def machines(found: dict[str, Any]) -> str:
     """When and on what the sections were measured; of several, which."""
     where: dict[str, list[str]] = {}
@@ -96,8 +105,17 @@ def machines(found: dict[str, Any]) -> str:
         )
         where.setdefault(said, []).append(section)
     usual, *others = sorted(where, key=lambda said: -len(where[said]))
-    apart = "".join(f" {', '.join(where[said])} on {said}." for said in others)
+    apart = "".join(f" On {said}: {', '.join(_headed(where[said], found))}." for said in others)
     return f"Measured on {usual}.{apart}"
+
+
+def _headed(names: list[str], found: dict[str, Any]) -> list[str]:
+    """The sections by their headings, where these have no others."""
+    heads: dict[str, list[str]] = {}
+    for name in names:
+        heads.setdefault(name.split("/")[0], []).append(name)
+    whole = {head: all(n in names for n in found if n.split("/")[0] == head) for head in heads}
+    return [said for head, own in heads.items() for said in ([NAMES.get(head, head)] if whole[head] else own)]
 
 
 def sections(found: dict[str, Any], head: str) -> dict[str, Any]:
