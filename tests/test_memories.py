@@ -161,3 +161,12 @@ def test_a_file_of_another_structure_is_refused(tmp_path):
     store.load(saved)
     with pytest.raises(UserError, match=saved["0"]):
         store.get(0)
+
+
+def test_a_client_that_is_put_again_takes_its_room_once(tmp_path):
+    store = Memories(TEMPLATE, tmp_path, cache_bytes=2 * BYTES)
+    for n in range(5):
+        store.put(0, memory(n))
+    store.put(1, memory(1))
+    assert set(store._cache) == {0, 1}
+    assert list(tmp_path.iterdir()) == []

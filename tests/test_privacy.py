@@ -509,3 +509,18 @@ def test_what_is_made_private_is_named_as_it_is_written():
         text = spec_text(ALGORITHMS, ALGORITHMS.spec(ALGORITHMS.make(written)))
         assert text.startswith(shown), text
         assert "{" not in text
+
+
+def test_the_draw_that_epsilon_counts_is_of_all_that_were_asked():
+    algorithm = Private(of="fedavg", noise=1.0)
+    server = algorithm.aggregate(server_of(algorithm, [0.0]), ups_of([[1.0], [2.0]]), cohort(2, 5))
+    assert server.sizes.tolist() == [50, 5]  # three of the five failed
+
+
+def test_noise_follows_from_all_of_the_first_model():
+    def key(last: float) -> int:
+        params = {"a": torch.zeros(2), "b": torch.tensor([last])}
+        return int(Private(of="fedavg", noise=1.0).start(Weights(params, {})).key)
+
+    assert key(0.0) == key(0.0)
+    assert key(0.0) != key(1.0)

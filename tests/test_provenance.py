@@ -23,7 +23,9 @@ def test_what_made_a_run_names_the_gpu_that_it_ran_on(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device=None: f"GPU {device}")
     for device, name in [(None, "GPU None"), ("cpu", None), ("cuda:1", "GPU cuda:1")]:
-        assert environment(torch.device(device) if device else None)["gpu"] == name
+        found = environment(torch.device(device) if device else None)
+        assert found["gpu"] == name
+        assert ("tensor floats" in found) == (name is not None)
 
 
 @pytest.mark.parametrize(

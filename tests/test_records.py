@@ -1,6 +1,7 @@
 import errno
 import fcntl
 import json
+import os
 import shutil
 
 import pytest
@@ -154,6 +155,9 @@ def test_a_history_reads_what_it_does_not_keep(folder):
     assert len(history) == 3
     assert history[-1] == RECORD | {"round": 3}
     assert history[0] == RECORD
+    assert history[2] == history[-1]
+    with pytest.raises(IndexError):
+        history[3]
     assert [r["round"] for r in history[1:]] == [2, 3]
     assert history == list(whole(list(history), folder.path))
     (folder.path / "metrics.jsonl").unlink()
@@ -238,3 +242,12 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write"):
         RunFolder(tmp_path / "file" / "run").acquire()
+
+
+def test_a_record_is_on_disk_when_the_round_goes_on(folder, monkeypatch):
+    folder.path.mkdir()
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size) or real(fd))
+    folder.append(RECORD)
+    assert synced == [(folder.path / "metrics.jsonl").stat().st_size]

@@ -147,3 +147,67 @@ def test_bytes_are_counted_where_they_travel():
     one = 8 + 8  # a float64 and an int64
     assert (played.bytes_down, played.bytes_up) == (3 * one, 3 * one)
     assert Down._fields == ("weights",)
+
+
+def test_a_round_counts_all_that_were_drawn_and_weighs_a_chain_by_those_that_trained():
+    seen: list[Cohort] = []
+
+    @dataclass(frozen=True)
+    class Watches(FedAvg):
+        def aggregate(self, server, ups, cohort):
+            seen.append(cohort)
+            return super().aggregate(server, ups, cohort)
+
+    play([4, 1, 7, 2], 2, failing={1}, algorithm=Watches())  # two chains; of the first one client is left
+    (cohort,) = seen
+    assert (cohort.sampled, cohort.population) == (4, 10)
+    assert cohort.clients == [4, 2]
+    assert cohort.shares == pytest.approx([5 / 16, 11 / 16])
+
+
+def test_what_a_servers_hooks_draw_differs_by_hook_chain_link_and_round_and_is_repeated():
+    drawn: dict[tuple[Any, ...], float] = {}
+
+    @dataclass(frozen=True)
+    class Draws(FedAvg):
+        sequential: ClassVar[bool] = True
+
+        def note(self, *what):
+            drawn[(*now, *what)] = torch.rand((), dtype=torch.float64).item()
+
+        def arrange(self, sampled, round_number):
+            self.note("arrange")
+            return sampled
+
+        def relay(self, down, up):
+            self.note("relay", up.weights.params["w"].item())
+            return super().relay(down, up)
+
+        def aggregate(self, server, ups, cohort):
+            self.note("aggregate")
+            return super().aggregate(server, ups, cohort)
+
+    def walked(number):
+        backend = Scripted()
+        dialogue = rounds.walk(
+            Draws(),
+            SimpleNamespace(constants=frozenset()),
+            Server(weights(0.0)),
+            Memories(Memory()),
+            None,
+            population=10,
+            sampled=[4, 1, 7, 2, 9, 3],
+            chain_count=2,
+            round_number=number,
+            seed=5,
+        )
+        rounds.drive(dialogue, backend.map)
+
+    for now in ((1,), (2,)):
+        walked(*now)
+    assert len(drawn) == 2 * (1 + 2 * 2 + 1)
+    assert len(set(drawn.values())) == len(drawn)
+    before = dict(drawn)
+    for now in ((1,), (2,)):
+        walked(*now)
+    assert drawn == before

@@ -323,3 +323,46 @@ def test_when_all_clients_fail_the_run_stops_and_keeps_the_last_good_model(tmp_p
     assert checkpoint.round_number == 1
     assert_same(trees.restore(good.server, checkpoint.arrays), good.server)
     assert [r["round"] for r in RunFolder(tmp_path / "run").metrics()] == [1]
+
+
+def test_the_training_loss_is_that_of_the_clients_that_count(monkeypatch):
+    finish = FedAvg.finish
+
+    def losses(*failing: int) -> float:
+        def refuses(*given: Any) -> Any:
+            up, memory = finish(*given)
+            bad = trees.transform(lambda t: t * float("nan") if t.is_floating_point() else t, up)
+            return (bad if given[5].number in failing else up), memory
+
+        monkeypatch.setattr(FedAvg, "finish", refuses)
+        run = experiment("fedavg", rounds=1, sample=3)
+        record = run.run().history[0]
+        drawn.update(k for chain in record["chains"] for k in chain)
+        assert len(record["failures"]) == len(failing)
+        return float(record["train_loss"])
+
+    drawn: set[int] = set()
+    losses()
+    a, b, c = sorted(drawn)
+    assert losses(c) == pytest.approx((losses(b, c) + losses(a, c)) / 2, rel=1e-12)
+
+
+def test_each_hook_of_a_visit_draws_numbers_of_its_own():
+    drawn = {}
+
+    @dataclass(frozen=True)
+    class Draws(FedAvg):
+        def prepare(self, model: Any, down: Any, memory: Any, data: Any) -> Any:
+            drawn["prepare"] = torch.rand(4, dtype=torch.float64)
+            return super().prepare(model, down, memory, data)
+
+        def loss(self, model: Any, params: Any, anchor: Any, batch: Any) -> Any:
+            drawn.setdefault("steps", torch.rand(4, dtype=torch.float64))
+            return super().loss(model, params, anchor, batch)
+
+        def finish(self, model: Any, weights: Any, anchor: Any, memory: Any, data: Any, sgd: Any) -> Any:
+            drawn["finish"] = torch.rand(4, dtype=torch.float64)
+            return super().finish(model, weights, anchor, memory, data, sgd)
+
+    go(Draws(), network(), Recipe(local_epochs=1), client(), seed=0, round_number=1, client=0)
+    assert len({tuple(t.tolist()) for t in drawn.values()}) == 3

@@ -132,6 +132,10 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
             continue
     on_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
     gpu = torch.cuda.get_device_name(device) if on_gpu else None
+    rounding = {
+        "convolutions": torch.backends.cudnn.allow_tf32,
+        "products": torch.backends.cuda.matmul.allow_tf32,
+    }
     return {
         "command": shlex.join(secrecy.in_words([Path(sys.argv[0]).name, *sys.argv[1:]])),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -141,6 +145,7 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "gpu": gpu,
+        **({"tensor floats": rounding} if on_gpu else {}),
         "git": git_revision(),
     }
 

@@ -223,6 +223,13 @@ def test_where_something_does_they_are(spec):
     assert after_one_round(spec).server.distributions.shape[1] == 4
 
 
+def test_teachers_that_are_sure_of_everything_count_alike():
+    sure = torch.full((3, 2, 4), -1e6, dtype=torch.float64)
+    sure[..., 0] = 1e6
+    weights = ALGORITHMS.make("fedseq+ebkd").weigh(sure, torch.zeros(2, dtype=torch.int64))
+    assert weights.flatten().tolist() == pytest.approx([1 / 3] * 6)
+
+
 def test_distances_are_from_the_teachers_client_to_the_student():
     run = after_one_round("sfedkd:teachers=2,metric=l1")
     down, memory, local, _ = moment(run, client=4)

@@ -116,6 +116,21 @@ def test_draws_are_uniform_over_all_their_values():
     assert abs(draws.flip.sum() - count / 2) < 5 * (count / 4) ** 0.5
 
 
+def test_an_images_draws_have_nothing_to_do_with_one_another():
+    count = 40_000
+    draws = Augmentation(crop=4, flip=True, cutout=16).draw(torch.Generator().manual_seed(0), count)
+    columns = torch.cat([draws.shift, draws.flip[:, None], draws.hole >> 20], 1).double().T
+    apart = torch.corrcoef(columns) - torch.eye(5, dtype=torch.float64)
+    assert apart.abs().max() < 5 / count**0.5
+
+
+def test_half_precision_is_rounded_once():
+    x, mean, std = some()
+    assert torch.equal(
+        plain(x, mean, std, torch.bfloat16), plain(x, mean, std, torch.float32).to(torch.bfloat16)
+    )
+
+
 def test_tables_are_only_normalised():
     x = torch.randn(5, 3)
     augmentation = AUGMENTATIONS["crop+flip+cutout"]
@@ -157,6 +172,9 @@ def test_what_cannot_be_parsed_is_said_in_a_sentence(spec, said):
 
 def test_defaults_follow_the_papers_and_leave_digits_unmirrored():
     assert default_for("cifar10") == Augmentation(4, True, 16)
+    assert default_for("cifar100") == Augmentation(4, True, 16)
     assert default_for("cinic10") == Augmentation(crop=4, flip=True, reflect=True)
+    assert default_for("tiny_imagenet") == Augmentation(crop=4, flip=True)
+    assert default_for("ham10000") == Augmentation(flip=True)
     for name in ("mnist", "digits", "folder", "synthetic"):
         assert not default_for(name).flip

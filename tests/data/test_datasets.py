@@ -873,6 +873,16 @@ def test_csv_of_image_paths(tmp_path):
     assert (d.shape, d.class_names, len(d.train), len(d.test)) == ((3, 5, 6), ("a", "b"), 8, 2)
 
 
+def test_of_folders_for_testing_and_for_validation_those_for_testing_count(tmp_path):
+    for head, count in (("train", 6), ("val", 5), ("validation", 3), ("test", 4), ("dev", 2)):
+        for name in "ab":
+            (tmp_path / head / name).mkdir(parents=True)
+            for i in range(count):
+                (tmp_path / head / name / f"{i}.png").write_bytes(png(picture(i)))
+    d = load(f"folder:{tmp_path}")
+    assert (len(d.train), len(d.test)) == (12, 8)
+
+
 def listing(folder, *heads):
     """A list of four pictures in each of these folders; what a picture itself is called says nothing."""
     rows = [["image", "label"]]

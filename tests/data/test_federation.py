@@ -1,10 +1,12 @@
 """A data set as somebody's own code makes it: what is taken, and what is refused before training."""
 
+import numpy as np
 import pytest
 import torch
 
 import fedrecall
 from fedrecall.data.datasets import Dataset, Split
+from fedrecall.data.federation import set_apart
 from fedrecall.errors import UserError
 
 Y = torch.arange(60) % 3
@@ -76,3 +78,17 @@ def test_what_was_taken_before_is_taken():
     ):
         play(given)
     play(dataset(IMAGES[:, :1] / 255))
+
+
+def test_what_the_server_keeps_is_drawn_by_the_seed_and_may_be_all_of_a_class():
+    labels = np.repeat(np.arange(3), 12)
+    found = {}
+    for seed in range(4):
+        rest, kept = set_apart(labels, 3, 4, seed)
+        assert np.bincount(labels[kept]).tolist() == [4, 4, 4]
+        assert sorted([*rest, *kept]) == list(range(36))
+        found[seed] = tuple(kept)
+    assert len(set(found.values())) == 4
+    assert set_apart(labels, 3, 12, 0)[1].tolist() == list(range(36))
+    with pytest.raises(UserError, match="class 0 has 12"):
+        set_apart(labels, 3, 13, 0)

@@ -16,7 +16,7 @@ from PIL import Image
 import fedrecall
 from fedrecall.data.datasets import Dataset, Split, export, load, load_export
 from fedrecall.data.partitions import PARTITIONS
-from fedrecall.data.rows import Rows, hold_out
+from fedrecall.data.rows import Rows, _whole_units, hold_out
 from fedrecall.errors import UserError
 
 SITES = ("north", "south", "west")
@@ -464,3 +464,21 @@ def test_a_cache_with_other_origins_is_none(tmp_path, damage):
     _, names = damage(given[1], given[2])
     with pytest.raises(ValueError, match="origin"):
         store._dataset(*given[0], given[1], False, (), names)
+
+
+def test_which_origins_a_client_gets_is_drawn():
+    origins = np.repeat(np.arange(8), 3)
+    natural = PARTITIONS.make("natural")
+    dealt = {
+        tuple(np.unique(origins[natural.split(origins % 2, 4, seed, origins=origins)[0]]).tolist())
+        for seed in range(20)
+    }
+    assert len(dealt) > 5
+
+
+def test_where_all_units_are_larger_than_what_is_asked_for_the_smallest_is_held_out():
+    sizes = {"a": 30, "b": 20, "c": 25}
+    unit = [name for name, n in sizes.items() for _ in range(n)]
+    for seed in range(6):
+        held = _whole_units(Rows(y=[0] * len(unit), unit=unit), 0.1, np.random.default_rng(seed))
+        assert {u for u, h in zip(unit, held, strict=True) if h} == {"b"}

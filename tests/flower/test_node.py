@@ -18,6 +18,7 @@ from fedrecall.errors import UserError
 from fedrecall.experiment import federate
 from fedrecall.flower import wire
 from fedrecall.flower.node import Kept, Node, Silo
+from fedrecall.flower.nodes import _for_nodes
 from fedrecall.flower.wire import Data
 from fedrecall.models.networks import build
 
@@ -73,6 +74,38 @@ def test_what_the_server_means_is_kept_however_many_uploads_are_lost(tmp_path):
     assert rounds_of(kept) == [1, 8, 9]
     kept.put(10, memory(10), 8, 9)
     assert rounds_of(kept) == [8, 9, 10]
+
+
+def test_what_the_server_has_no_upload_of_is_forgotten_by_the_next_visit(tmp_path):
+    kept = Kept(Node(client=4, data="digits", memory=str(tmp_path)), RUN)
+    kept.put(1, memory(1), 0, 0)
+    kept.put(2, memory(2), 0, 1)  # whose upload is lost
+    kept.put(3, memory(3), 1, 1)
+    assert rounds_of(kept) == [1, 3]
+
+
+def test_what_is_remembered_once_outlives_a_server_that_goes_back(tmp_path):
+    kept = Kept(Node(client=4, data="digits", memory=str(tmp_path)), RUN, once=True)
+    kept.put(1, memory(1), 0, 0)
+    kept.rewind(0)
+    assert kept.get(0, memory(0)).variate["w"].tolist() == [1] * 3
+
+
+def test_others_cannot_look_into_a_nodes_memory_folder(tmp_path):
+    kept = Kept(Node(client=4, data="digits", memory=str(tmp_path)), RUN)
+    kept.folder.mkdir(0o755, parents=True)
+    kept.put(1, memory(1), 0, 0)
+    assert kept.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_nodes_are_not_told_where_the_server_sends_its_numbers_nor_what_data_it_has():
+    config = configs.make(
+        {"algorithm": "fedavg", "dataset": "digits", "sinks": ["mlflow:uri=http://host"]}
+    )
+    assert config.sinks
+    told = _for_nodes(config)
+    assert told["sinks"] == []
+    assert "digits" not in json.dumps(told["dataset"])
 
 
 def test_a_visit_that_a_later_one_overtook_leaves_no_memory(tmp_path):

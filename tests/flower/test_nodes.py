@@ -193,6 +193,16 @@ def test_a_secret_model_is_saved_before_nodes_see_it(tmp_path):
         play(grid, **run, resume=True, checkpoint_every=2)
 
 
+def test_the_loss_is_that_of_all_nodes_examples_together(tmp_path):
+    ragged = str(BASE["dataset"]).replace("test=30", "test=31")
+    grid = Grid(nodes(tmp_path, data=ragged))
+    [found] = play(grid, dataset="", auxiliary_per_class="", rounds=1).history
+    counts = {a.client: a.test_examples for a in said_of_data(grid)}
+    assert len(set(counts.values())) > 1
+    [expected] = alone(dataset=ragged, auxiliary_per_class=None, rounds=1).history
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-9)
+
+
 def test_who_does_not_evaluate_is_in_the_record(tmp_path):
     held = nodes(tmp_path)
     gone: dict[int, dict[str, object]] = {}

@@ -37,7 +37,19 @@ PRECISIONS = ("bfloat16", "float32", "float64")
 """From the coarsest to the finest."""
 APART = (*ELSEWHERE, "seed", "rounds", "precision")
 """What does not make it another experiment: the seed, how far, and how it was computed."""
-KEPT_OF_START = ("versions", "python", "platform", "cpu", "gpu", "threads", "git", "started", "data", "code")
+KEPT_OF_START = (
+    "versions",
+    "python",
+    "platform",
+    "cpu",
+    "gpu",
+    "tensor floats",
+    "threads",
+    "git",
+    "started",
+    "data",
+    "code",
+)
 KEPT_OF_EARLIER = ("versions", "cpu", "gpu", "git", "started")
 
 
