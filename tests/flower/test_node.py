@@ -99,9 +99,7 @@ def test_others_cannot_look_into_a_nodes_memory_folder(tmp_path):
 
 
 def test_nodes_are_not_told_where_the_server_sends_its_numbers_nor_what_data_it_has():
-    config = configs.make(
-        {"algorithm": "fedavg", "dataset": "digits", "sinks": ["mlflow:uri=http://host"]}
-    )
+    config = configs.make({"algorithm": "fedavg", "dataset": "digits", "sinks": ["mlflow:uri=http://host"]})
     assert config.sinks
     told = _for_nodes(config)
     assert told["sinks"] == []

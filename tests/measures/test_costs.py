@@ -10,7 +10,7 @@ RECORDS = [
         "seconds": {"train": 5.0, "clients": [1.0, 3.0, 0.5], "evaluate": 0.25, "measures": {"locals": 2.0}},
     },
     {
-        "round": 2, "chains": [[0, 1], [2]], "bytes_down": 30, "bytes_up": 60, "memory_bytes": 8,
+        "round": 2, "chains": [[0, 1], [2]], "bytes_down": 30, "bytes_up": 60, "memory_bytes": 12,
         "seconds": {"train": 4.0, "clients": [1.0, 1.0, 4.0]},
     },
     {
@@ -40,5 +40,5 @@ def test_cost_by_hand():
     assert found.down == pytest.approx(80 / 8)  # eight visits
     assert found.up == pytest.approx(160 / 8)
     assert found.total_bytes == 240
-    assert (found.memory, found.auxiliary) == (8, 640)
+    assert (found.memory, found.auxiliary) == (12, 640)
     assert (found.train, found.evaluate, found.measures) == (13.0, 1.0, {"locals": 3.0})

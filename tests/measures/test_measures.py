@@ -1,20 +1,25 @@
 import itertools
 import json
 import math
+from collections import OrderedDict
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedrecall import specs
 from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.data.client import ClientData
 from fedrecall.data.datasets import Split
 from fedrecall.measures import MEASURES
 from fedrecall.measures.alignment import SILENT, alignment, preferences, preferred
 from fedrecall.measures.divergence import distribution_distance, weight_divergence
 from fedrecall.measures.diversity import full_gradient, gradient_diversity
+from fedrecall.measures.landscape import Loss, perturbation_curve
 from fedrecall.measures.moment import Measure
+from fedrecall.models.model import Model
 from fedrecall.records import scalars
 from fedrecall.reports.figures.quantities import mean
 
@@ -101,6 +106,45 @@ def test_what_travels_along_a_chain_is_looked_at_where_a_client_has_something_of
     assert found["class_accuracy"] == [[1, 1, 1], [0, 0, 1]]
     (chain,) = MEASURES.make("chain")(along)["chains"]
     assert chain["drift"] == {"own": [1.0], "next": [0.0]}
+
+
+def test_gradient_diversity_is_of_the_clients_that_count_at_the_model_they_began_with(moment):
+    found = MEASURES.make("diversity")(moment)
+    expected = [full_gradient(moment.model, moment.before, moment.federation.client(k)) for k in (0, 1)]
+    assert found["clients"] == [0, 1]
+    assert found["norms"] == pytest.approx([float(g.norm()) for g in expected])
+    assert full_gradient(moment.model, moment.after, moment.federation.client(0)).norm() != expected[0].norm()
+
+
+def test_silent_neurons_are_those_of_the_model_before(moment):
+    dead = moment.before._replace(
+        params={n: 0 * p if n == "fc1.weight" else p for n, p in moment.before.params.items()}
+    )
+    assert MEASURES.make("alignment")(replace(moment, after=dead))["layers"]["fc1"]["silent"] == 0
+    assert MEASURES.make("alignment")(replace(moment, before=dead))["layers"]["fc1"]["silent"] == 3
+
+
+def test_a_channel_answers_with_its_mean_over_the_image():
+    net = nn.Sequential(
+        OrderedDict(conv=nn.Conv2d(1, 1, 1, bias=False), flat=nn.Flatten(), fc=nn.Linear(4, 2))
+    )
+    model = Model(net.double())
+    weights = model.initial()
+    weights.params["conv.weight"].fill_(1.0)
+    bright, spot = torch.full((1, 2, 2), 100), torch.tensor([[[250, 0], [0, 0]]])
+    x = torch.stack([spot, bright]).to(torch.uint8)
+    data = ClientData(x, torch.tensor([0, 1]), 2, torch.zeros(1), torch.ones(1), dtype=torch.float64)
+    assert preferences(model, weights, data, ["conv"])["conv"].tolist() == [1]  # 100 on average, not 250 once
+
+
+def test_the_landscape_is_that_of_the_model_after_and_a_mean_over_directions(moment):
+    found = MEASURES.make("landscape:examples=6,draws=2,iterations=1")(moment)
+    loss = Loss(moment.model, moment.after, moment.federation.test)
+    assert found["loss"][0] == pytest.approx(moment.evaluation.loss)
+    assert found["loss"][0] != pytest.approx(moment.evaluation_before.loss)
+    curve = perturbation_curve(loss, found["sizes"], 2)
+    assert not np.array_equal(curve[0, 1:], curve[1, 1:])
+    assert found["loss"] == pytest.approx(curve.mean(0).tolist())
 
 
 def test_confusion_and_credibility(moment):

@@ -15,6 +15,7 @@ from fedrecall.papers.results import (
     Keeper,
     Results,
     identity,
+    machine_of,
     name,
     outcome,
     path_of,
@@ -253,3 +254,13 @@ def test_what_looked_on_and_what_was_told_is_not_kept(tmp_path, monkeypatch):
     found = read(path).config
     assert (found.measures, found.sinks) == (("alignment:every=2",), ())
     assert identity(found) == identity(config)
+
+
+def test_of_two_runs_as_far_the_first_is_kept():
+    first, second = (outcomes.outcome(CELL, [a]) for a in (20.0, 30.0))
+    assert list(Results([first, second])) == [first]
+
+
+def test_a_run_on_a_gpu_was_computed_on_that():
+    assert machine_of({"gpu": "a GPU", "cpu": "a CPU"}) == "a GPU"
+    assert machine_of({"gpu": None, "cpu": "a CPU"}) == "a CPU"

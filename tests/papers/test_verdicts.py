@@ -23,6 +23,7 @@ from fedrecall.papers.verdicts import (
     judge,
     level,
     level_agrees,
+    tolerance,
     tried,
 )
 
@@ -320,6 +321,65 @@ def test_failed_seeds_count():
     assert verdict(*runs, cell=failing).word == NOT_REPRODUCED
     runs = [outcome(failing, ending(10.0), seed=s) for s in (1, 2)] + [outcome(failing, [9.0], failed="NaN")]
     assert verdict(*runs, cell=failing).word == REPRODUCED  # chance is a failure, too
+
+
+def test_runs_that_failed_count_against_those_that_went_through_alone():
+    failing = TABLE1.cell("cifar10/lda0.05", "scaffold")
+    failure = outcome(failing, [9.0], failed="NaN")
+    as_many = [failure, outcome(failing, ending(44.6), seed=1)]
+    assert verdict(*as_many, cell=failing).word == REPRODUCED
+    on_their_way = [outcome(failing, [44.6] * 10, seed=s) for s in (1, 2)]
+    assert verdict(failure, *on_their_way, cell=failing).word == REPRODUCED
+
+
+def test_what_is_allowed_is_two_spreads_or_the_rounding_whichever_is_more():
+    paper = load_paper("fedntd")
+    assert tolerance(paper, "accuracy", 1.5) == 3.0
+    assert tolerance(paper, "forgetting", 0.005) == 0.02
+    assert tolerance(paper, "forgetting", 0.05) == 0.1
+
+
+def test_the_level_is_of_runs_that_are_as_far():
+    runs = [outcome(CELL, ending(52.0)), outcome(CELL, [5.0] * 30, seed=1)]
+    found = level(TABLE1, CELL, Results(runs))
+    assert (found.mean, found.n) == (pytest.approx(52.0), 1)
+
+
+def test_a_stand_in_reproduces_nothing():
+    paper = load_paper("sfedkd")
+    t = paper.tables["table1"]
+    small = paper.variant("small")
+    cell = next(c for c in t.cells if c.changed_by(small) and c.published["accuracy"].value)
+    run = outcome(cell, [cell.published["accuracy"].value] * cell.config().rounds, variant=small)
+    results = Results([run])
+    assert [v.name for v in tried(paper, cell, results)] == ["small"]
+    assert best(paper, t, cell, results) == NOT_RUN
+
+
+def test_what_was_measured_after_another_round_is_not_of_the_papers_last():
+    t = table("fedntd/table2")
+    cell, found = t.cells[0], {"alignment": {"layers": {"fc1": {"local_mean": 0.5}}}}
+    quantity = next(q for q in t.quantities if q == "fc1_local")
+    rounds = cell.config().rounds
+    for played, word in ((rounds + 100, NOT_RUN), (rounds, None)):
+        run = outcome(cell, [50.0] * played, rounds=played, measures=found)
+        v = verdict(run, cell=cell, quantity=quantity, of=t)
+        assert (v.word == NOT_RUN) == (word == NOT_RUN)
+
+
+def test_a_baselines_accuracy_is_its_last_of_the_papers_rounds_in_the_same_precision():
+    t = table("fedssd/table1")
+    mine, base = t.cell("cifar10", "fedcad"), t.cell("cifar10", "fedavg")
+    climbing = [0.5 * n for n in range(1, 101)]
+    peaked = [60.0] * 50 + [20.0] * 50
+
+    def rounds(*runs):
+        v = verdict(*runs, cell=mine, quantity="rounds_to_baseline", of=t)
+        return v.measured and v.measured.summary.mean
+
+    assert rounds(outcome(mine, climbing), outcome(base, peaked)) == 40
+    assert rounds(outcome(mine, climbing), outcome(base, peaked[:60])) is None  # it is not as far
+    assert rounds(outcome(mine, climbing, precision="bfloat16"), outcome(base, peaked)) is None
 
 
 def test_a_switch_for_one_method_leaves_the_baseline_as_it_is():
