@@ -256,6 +256,16 @@ def test_what_looked_on_and_what_was_told_is_not_kept(tmp_path, monkeypatch):
     assert identity(found) == identity(config)
 
 
+def test_what_is_kept_of_a_run_is_of_its_last_round():
+    records = [
+        {"round": n, "accuracy": a, "forgetting": 0.0, "class_accuracy": [a, a], "failures": [],
+         "seconds": {"clients": [1.0, 2.0]}, "bytes_down": n, "bytes_up": n}
+        for n, a in ((1, 0.2), (2, 0.6))
+    ]  # fmt: skip
+    found = outcome(CELL.config(), records)
+    assert (found.class_accuracy, found.bytes_down, found.client_seconds) == ([0.6, 0.6], 2, [3.0, 3.0])
+
+
 def test_of_two_runs_as_far_the_first_is_kept():
     first, second = (outcomes.outcome(CELL, [a]) for a in (20.0, 30.0))
     assert list(Results([first, second])) == [first]

@@ -11,7 +11,7 @@ from fedrecall import trees
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import accuracy, evaluate
 from fedrecall.reports.report import build
-from fedrecall.reports.runs import Run, arrange, open_runs, partly_tested, value
+from fedrecall.reports.runs import Run, arrange, open_runs, partly_tested, unfinished, value
 
 SMALL = {
     "dataset": "synthetic:4,train=200,test=60",
@@ -342,3 +342,34 @@ def test_experiments_whose_numbers_differ_late_have_names_of_their_own(tmp_path)
         "fedavg (lr=1e-05)",
         "fedavg (lr=1.0000001e-05)",
     ]
+
+
+def test_of_a_group_the_last_value_counts_and_the_rounds_that_all_have(tmp_path):
+    for seed, every in ((0, 1), (1, 2)):
+        path = write(tmp_path / str(seed), seed=seed) / "metrics.jsonl"
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        for record in records:
+            if record["round"] % every:
+                for name in ("accuracy", "loss", "class_accuracy", "forgetting", "consistency"):
+                    del record[name]
+            elif record["round"] == 6:
+                record["accuracy"] = 0.125  # below those of before
+        path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    (group,) = arrange(open_runs([tmp_path]))
+    rounds, values = group.series("accuracy")
+    assert rounds.tolist() == [2, 4, 6]
+    assert values.shape == (2, 3)
+    assert group.last("accuracy") == [0.125, 0.125]
+
+
+def test_a_run_that_is_through_is_not_unfinished(tmp_path):
+    write(tmp_path / "done")
+    write(tmp_path / "begun", seed=1, played=2)
+    assert unfinished(open_runs([tmp_path])) == ["begun stands at round 2 of 6"]
+
+
+def test_a_run_is_of_the_code_that_it_was_last_gone_on_with(tmp_path):
+    path = write(tmp_path / "a") / "made.json"
+    starts = [MADE | {"code": {"mine.py:Mine": digest * 16}} for digest in "ab"]
+    path.write_text(json.dumps(starts))
+    assert Run(tmp_path / "a").noted == {"code": "mine.py:Mine=bbbbbbbb"}

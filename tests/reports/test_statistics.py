@@ -103,3 +103,16 @@ def test_what_cannot_be_compared_is_refused(bad):
 def test_correlation():
     assert S.correlation([1, 2, 3], [-2, -4, -6]) == pytest.approx(-1)
     assert S.correlation([1, 1, 1], [1, 2, 3]) is None
+
+
+def test_numbers_are_scaled_with_their_spread():
+    assert S.summary([0.5, 0.7]).text(100, 1) == "60.0 ± 14.1"
+    found = S.paired_difference([0.1, 0.2, 0.3], [0.2, 0.4, 0.6])
+    said = found.text(100, 1)
+    assert said.startswith("+20.0, ")
+    assert f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]" in said
+
+
+def test_small_differences_are_not_ties():
+    found = S.paired_difference([0.5] * 6, [0.50001, 0.5, 0.5, 0.5, 0.5, 0.5])
+    assert (found.wins, found.ties) == (1, 5)

@@ -1,0 +1,55 @@
+"""What a chart draws is what the numbers say, in units worked out by hand."""
+
+import base64
+import io
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedrecall.reports import charts
+
+
+def pixels(address: str) -> np.ndarray:
+    """A picture's colours, [height, width, 3]."""
+    content = base64.b64decode(address.removeprefix("data:image/png;base64,"))
+    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).astype(int)
+
+
+def test_a_matrix_goes_from_the_darkest_to_the_brightest_colour_between_its_bounds():
+    shown = pixels(charts._png(np.array([[0.5, 0.75, 1.0], [0.0, 2.0, np.nan]]), 0.5, 1.0))
+    dark, middle, bright = shown[0]
+    assert dark.tolist() == [68, 1, 84]  # where viridis begins
+    assert bright.tolist() == [253, 231, 37]  # and ends
+    assert dark.sum() < middle.sum() < bright.sum()
+    assert shown[1, 0].tolist() == dark.tolist()  # beyond the bounds: the nearest of them
+    assert shown[1, 1].tolist() == bright.tolist()
+    assert shown[1, 2].tolist() == [128, 128, 128]
+    assert pixels(charts._png(np.array([[0.3]]), 0.3, 0.3)).shape == (1, 1, 3)
+
+
+def test_bars_are_as_high_as_their_values_on_the_axis():
+    page = str(charts.bars("t", "", [3.0, 7.0], identity="b", x_name="x", y_name="y"))
+    top = charts._nice(np.array([0.0, 3.0, 7.0]))[1]
+    assert top > 7  # or the axis and the highest bar would be the same
+    found = [
+        (float(y), float(h)) for y, h in re.findall(r'<rect[^>]* y="([\d.]+)"[^>]* height="([\d.]+)"', page)
+    ]
+    assert [h for _, h in found] == pytest.approx([1000 * 3 / top, 1000 * 7 / top], abs=0.05)
+    assert [y + h for y, h in found] == pytest.approx([1000, 1000], abs=0.1)  # all stand on the axis
+
+
+def test_a_band_is_one_deviation_to_either_side():
+    line = charts.Line("a", 0, np.array([1.0, 2.0]), np.array([0.5, 0.6]), np.array([0.1, 0.2]))
+    low, high = charts._band(line)
+    assert low.tolist() == pytest.approx([0.4, 0.4])
+    assert high.tolist() == pytest.approx([0.6, 0.8])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (0.25, "0.25"), (9000, "9000"), (20_000, "20k"), (3_000_000, "3M"), (-2e9, "-2G")],
+)
+def test_ticks_are_short(value, shown):
+    assert charts._number(value) == shown
