@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 import re
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 from fedrecall.reports import charts
+from fedrecall.reports.figures.quantities import QUANTITIES
 
 
 def pixels(address: str) -> np.ndarray:
@@ -41,7 +43,7 @@ def test_bars_are_as_high_as_their_values_on_the_axis():
 
 
 def test_a_band_is_one_deviation_to_either_side():
-    line = charts.Line("a", 0, np.array([1.0, 2.0]), np.array([0.5, 0.6]), np.array([0.1, 0.2]))
+    line = charts.Line(0, "a", np.array([1.0, 2.0]), np.array([0.5, 0.6]), np.array([0.1, 0.2]))
     low, high = charts._band(line)
     assert low.tolist() == pytest.approx([0.4, 0.4])
     assert high.tolist() == pytest.approx([0.6, 0.8])
@@ -53,3 +55,36 @@ def test_a_band_is_one_deviation_to_either_side():
 )
 def test_ticks_are_short(value, shown):
     assert charts._number(value) == shown
+
+
+def test_an_axis_ends_where_values_cannot_go_though_a_band_may():
+    line = charts.Line(0, "a", np.array([1.0, 2.0]), np.array([0.2, 0.9]), np.array([0.5, 0.5]))
+    for bounds, within in (((0.0, 1.0), True), ((-math.inf, math.inf), False)):
+        page = str(charts.lines("t", "", [line], identity="l", bounds=bounds))
+        ticks = [float(t) for t in re.findall(r'<span class="y"[^>]*>([-.\d]+)</span>', page)]
+        assert len(ticks) > 2
+        assert (min(ticks) >= 0 and max(ticks) <= 1) == within
+
+
+def test_every_quantity_is_its_own():
+    class Seen:
+        rounds = np.array([1])
+
+        def series(self, key):
+            return np.array([{"accuracy": 0.1, "forgetting": 0.2, "consistency": 0.3}[key]])
+
+        def measured(self, name):
+            return [(1, {
+                "locals": {
+                    "local_average_accuracy": 0.4, "in_local": {"local": [0.5]}, "out_local": {"local": [0.6]}
+                },
+                "personal": {"train": [0.7], "personalised": [0.8]},
+                "divergence": {"weights": [0.9], "distribution": [1.0]},
+            }[name])]  # fmt: skip
+
+    found = {name: float(q.of(Seen())[1][0]) for name, q in QUANTITIES.items()}
+    assert list(found.values()) == pytest.approx([n / 10 for n in range(1, 11)])
+    assert list(found) == [
+        *("accuracy", "forgetting", "consistency", "local average", "in-local", "out-local"),
+        *("local train", "personalised", "weight divergence", "distribution distance"),
+    ]
