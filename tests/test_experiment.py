@@ -641,3 +641,13 @@ def test_a_buffer_that_is_not_saved_may_not_change(how, tmp_path):
         return
     with pytest.raises(UserError, match=r"changes its buffer 'seen'.*Register it as persistent"):
         run.run()
+
+
+def test_a_checkpoint_in_another_precision_is_of_another_model(tmp_path):
+    Experiment(config(rounds=1), tmp_path / "run").run()
+    folder = RunFolder(tmp_path / "run")
+    saved = next(folder.checkpoints())
+    wide = {n: t.double() if t.is_floating_point() else t for n, t in saved.arrays.items()}
+    folder.save(saved._replace(arrays=wide))
+    with pytest.raises(UserError, match="another algorithm or model"):
+        Experiment(config(), tmp_path / "run", resume=True)

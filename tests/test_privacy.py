@@ -524,3 +524,41 @@ def test_noise_follows_from_all_of_the_first_model():
 
     assert key(0.0) == key(0.0)
     assert key(0.0) != key(1.0)
+
+
+@dataclass(frozen=True)
+class Shortening(FedAvg):
+    """A mean as long as uploads lie near the model."""
+
+    def aggregate(self, server, ups, cohort):
+        near = {n: w + (ups.weights.params[n] - w).clamp(-10, 10) for n, w in server.weights.params.items()}
+        return server._replace(weights=cohort.mean(ups.weights._replace(params=near)))
+
+
+class Later(NamedTuple):
+    weights: Any
+    round: torch.Tensor
+
+
+@dataclass(frozen=True)
+class LaterMedian(FedAvg):
+    """A mean in the first round alone."""
+
+    def start(self, weights):
+        return Later(weights, torch.tensor(0))
+
+    def aggregate(self, server, ups, cohort):
+        mean = cohort.mean(ups.weights)
+        made = trees.transform(lambda t: t.median(0).values, ups.weights) if server.round else mean
+        return Later(made, server.round + 1)
+
+
+@pytest.mark.parametrize("algorithm", [Shortening(), LaterMedian()])
+def test_what_is_more_than_a_mean_far_away_or_later_on_is_found_out(algorithm):
+    assert not sums(algorithm)
+
+
+def test_a_long_update_is_measured_in_double_precision():
+    moved = {"w": torch.full((1, 2), 2e19)}  # whose squares are beyond single precision
+    scale = float(Private(clip=1.0, noise=0.0)._scales(moved)[0])
+    assert scale == pytest.approx(1 / (2e19 * math.sqrt(2)), rel=1e-6)

@@ -211,3 +211,16 @@ def test_what_a_servers_hooks_draw_differs_by_hook_chain_link_and_round_and_is_r
     for now in ((1,), (2,)):
         walked(*now)
     assert drawn == before
+
+
+def test_bytes_down_are_those_of_what_each_link_is_sent():
+    """What travels along a chain may grow on its way."""
+
+    @dataclass(frozen=True)
+    class Growing(FedAvg):
+        def relay(self, down: Any, up: Any) -> Any:
+            longer = [0.0] * (len(down.weights.params["w"]) + 2)
+            return down._replace(weights=weights(*longer))
+
+    played, _ = play([4, 1, 7], 1, algorithm=Growing())
+    assert played.bytes_down == sum(8 * numbers + 8 for numbers in (1, 3, 5))

@@ -1116,3 +1116,15 @@ def test_an_export_cut_short_over_another_is_none(tmp_path, monkeypatch):
         export(load("synthetic:3,30,9,seed=1"), folder)
     with pytest.raises(UserError, match="cannot be read"):
         load_export(folder)
+
+
+def test_files_with_the_old_sizes_and_times_are_read_anew(tmp_path):
+    where = csv_folder(tmp_path / "mine", "1,1,0", "2,2,1", "3,1,0", "4,1,1")
+    both = [tmp_path / "mine" / name for name in ("train.csv", "test.csv")]
+    for file in both:
+        os.utime(file, (1, 1))
+    assert load(where).train.y.tolist() == [0, 1, 0, 1]
+    csv_folder(tmp_path / "mine", "1,1,1", "2,2,1", "3,1,0", "4,1,0")
+    for file in both:  # or the other one alone would tell
+        os.utime(file, (1, 1))
+    assert load(where).train.y.tolist() == [1, 1, 0, 0]

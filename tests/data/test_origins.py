@@ -482,3 +482,17 @@ def test_where_all_units_are_larger_than_what_is_asked_for_the_smallest_is_held_
     for seed in range(6):
         held = _whole_units(Rows(y=[0] * len(unit), unit=unit), 0.1, np.random.default_rng(seed))
         assert {u for u, h in zip(unit, held, strict=True) if h} == {"b"}
+
+
+def test_a_rare_class_counts_as_much_as_a_frequent_one_where_units_are_held_out():
+    """Five of ten of a rare class for one of a hundred of the other bring the shares no nearer."""
+    rows = Rows()
+    for unit, counts in {"large": (98, 5), "rare": (1, 5), "one": (1, 0)}.items():
+        for label, count in enumerate(counts):
+            for _ in range(count):
+                rows.x.append(np.zeros(1))
+                rows.y.append(label)
+                rows.where.append("")
+                rows.unit.append(unit)
+    for seed in range(6):
+        assert set(hold_out(rows, 0.2, seed)[1].unit) == {"one"}

@@ -1539,3 +1539,72 @@ def test_a_node_with_another_version_of_fedrecall_is_named(tmp_path, caplog):
     assert said == [
         f"client 1 has fedrecall 0.0.9\ufffd, the server has {__version__}: install the same at both."
     ]
+
+
+class Clock:
+    """Time that passes while one sleeps."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("late", "failures"), [(9, 0), (15, 1)])
+def test_a_reply_is_waited_for_as_long_as_was_said(late, failures, tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("fedrecall.flower.nodes.time", clock)
+
+    class Slow(Grid):
+        held, since = "", 0.0
+
+        def push_messages(self, messages):
+            messages = list(messages)
+            made = super().push_messages(messages)
+            for identity, message in zip(made, messages, strict=True):
+                if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
+                    self.held, self.since = identity, clock.now
+            return made
+
+        def pull_messages(self, identities):
+            identities = list(identities)
+            waits = self.held in identities and clock.now < self.since + late
+            return [] if waits else super().pull_messages(identities)
+
+    result = play(Slow(nodes(tmp_path)), rounds=1, timeout=10, poll=0.5, wait=1)
+    assert len(result.history[0]["failures"]) == failures
+
+
+def test_a_node_that_comes_back_before_it_is_to_test_does_so(tmp_path):
+    held = nodes(tmp_path)
+
+    def tamper(node: int, reply: Message) -> Message:
+        sent = grid.sent[-1].metadata
+        if sent.message_type == "train" and sent.group_id == "2" and node == 1014:
+            held[5] = held.pop(1014)  # its reply is on its way
+        return reply
+
+    grid = Grid(held, tamper)
+    result = play(grid, dataset="", auxiliary_per_class="", rounds=2)
+    assert 5 in {m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "evaluate"}
+    assert [r.get("untested") for r in result.history] == [None, None]
+
+
+def test_who_comes_back_with_nothing_to_test_on_is_not_missed(tmp_path):
+    held = nodes(tmp_path)
+
+    def tamper(node: int, reply: Message) -> Message:
+        sent = grid.sent[-1].metadata
+        if sent.message_type == "train" and (sent.group_id, node) == ("1", 1014):
+            few = str(BASE["dataset"]).replace("test=30", "test=2")  # of which client 2 has none
+            held[5] = {**held.pop(1014), "data": few}
+        if sent.message_type == "train" and (sent.group_id, node) == ("3", 5):
+            del held[5]
+        return reply
+
+    grid = Grid(held, tamper)
+    result = play(grid, dataset="", auxiliary_per_class="", rounds=4)
+    assert [r.get("untested") for r in result.history] == [None] * 4

@@ -778,3 +778,12 @@ def test_mistakes_are_explained(given, message):
 
 def test_parallel_chains_of_one_client_are_not_refused():
     hosting.read({"clients": 4, "sample": 4, "chains": 4, "algorithm": "fedseq", "secure": "examples"})
+
+
+def test_nobody_trains_where_too_few_have_sent_shares(tmp_path):
+    """Three of nine are no majority: the members would refuse, after they had been sent the model."""
+    grid = dropping("query.shares", {0, 1, 2, 3, 4, 5}, round_number="1")(nodes(tmp_path, 9))
+    run = {"clients": 9, "sample": 9, "rounds": 1, "partition": "iid", "secure": "examples"}
+    with pytest.raises(UserError, match="every client of the round failed"):
+        play(grid, **run)
+    assert not [m for m in grid.sent if m.metadata.message_type == "train.masked"]

@@ -494,3 +494,10 @@ def test_a_number_without_a_spread_has_that_of_the_same_number_elsewhere():
     assert paper.spread(without, "accuracy") == 1.15
     other = paper.tables["table8"].cell("E1", "fedavg")  # whose number stands in no other table
     assert paper.spread(other, "accuracy") is None
+
+
+def test_a_stand_in_that_is_under_way_says_nothing_of_the_cell():
+    paper, of = load_paper("fedntd"), table("fedntd/table13")
+    cell = of.cell("64/lda0.1", "fedalign")
+    run = outcome(cell, [20.0], variant=paper.variant("lenet"))
+    assert best(paper, of, cell, Results([run])) == NOT_RUN
