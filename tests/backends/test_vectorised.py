@@ -28,10 +28,12 @@ from fedrecall.backends import open_backend, serial, vectorised
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.serial import Serial
 from fedrecall.backends.vectorised import (
+    UNRECORDED,
     Options,
     Plan,
     Recorded,
     Vectorised,
+    explained,
     for_want_of_memory,
     local_training,
     mixes_examples,
@@ -565,9 +567,9 @@ def test_want_of_memory_is_told_from_other_errors(error, memory):
 
 def test_what_cannot_be_recorded_is_said_in_a_sentence():
     said = r"leave graph=true out.*PyTorch says: CUDA error: operation not"
-    with pytest.raises(UserError, match=said), vectorised._recordable():
+    with pytest.raises(UserError, match=said), explained(*UNRECORDED):
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-    with pytest.raises(RuntimeError, match="shapes cannot"), vectorised._recordable():
+    with pytest.raises(RuntimeError, match="shapes cannot"), explained(*UNRECORDED):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 

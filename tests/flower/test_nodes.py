@@ -203,6 +203,23 @@ def test_the_loss_is_that_of_all_nodes_examples_together(tmp_path):
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-9)
 
 
+def test_where_nothing_depends_on_label_distributions_none_travels(tmp_path):
+    run = {"algorithm": "sfedkd:teachers=2,selection=random,g=uniform,h=uniform", "rounds": 3}
+    sizes = []
+
+    def look(node: int, reply: Message) -> Message:
+        if grid.sent[-1].metadata.message_type == "train":
+            sizes.append(arrays_of(reply)["distribution"].numel())
+        return reply
+
+    grid = Grid(nodes(tmp_path), look)
+    result = play(grid, **run)
+    assert [r["failures"] for r in result.history] == [[]] * 3
+    same(result.weights, alone(**run).server.weights)
+    assert set(sizes) == {0}
+    assert len(sizes) == 9
+
+
 def test_who_does_not_evaluate_is_in_the_record(tmp_path):
     held = nodes(tmp_path)
     gone: dict[int, dict[str, object]] = {}

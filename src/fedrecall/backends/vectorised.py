@@ -323,7 +323,7 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Ten
             params, buffers, velocity = trees.take(state, rows)
             mine = trees.transform(lambda t, a, rows=rows: t if a is None else t[rows], anchor, axes)
             batch_axes = Batch(0, 0, 0, None if batch.mask is None else 0)  # type: ignore[arg-type]
-            with _explained():
+            with explained(*UNMAPPED):
                 grads, loss, buffers = vmap(
                     gradient, in_dims=(0, 0, axes, batch_axes, 0), randomness="different"
                 )(params, buffers, mine, batch, key[rows])
@@ -340,19 +340,30 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Ten
     return take_step
 
 
+UNMAPPED = (
+    "vmap|functorch|[Bb]atching rule",
+    "(such as .item(), boolean indexing, spectral norm) that the vectorised backend cannot do for many "
+    "clients at once: take the serial backend, processes or ray.",
+)
+UNRECORDED = (
+    "captur",
+    "(a tensor made of numbers, a wait for the device) that cannot be recorded: leave graph=true out, in a "
+    "new process, as this one may have lost its GPU.",
+)
+"""What PyTorch's error has in it, and what is to be said then."""
+
+
 @contextmanager
-def _explained() -> Iterator[None]:
-    """Say in a sentence that a network or an algorithm does what cannot be done to a stack of clients."""
+def explained(signs: str, sentence: str) -> Iterator[None]:
+    """Say in a sentence that a network or an algorithm does what cannot be done here."""
     try:
         yield
     except RuntimeError as error:
         text = " ".join(str(error).split())
-        if for_want_of_memory(error) or not re.search("vmap|functorch|[Bb]atching rule", text):
+        if for_want_of_memory(error) or not re.search(signs, text):
             raise
         raise UserError(
-            "the network or the algorithm does something (such as .item(), boolean indexing, spectral norm) "
-            "that the vectorised backend cannot do for many clients at once: take the serial backend, "
-            f"processes or ray. PyTorch says: {text[:300]}"
+            f"the network or the algorithm does something {sentence} PyTorch says: {text[:300]}"
         ) from error
 
 
@@ -370,7 +381,7 @@ def try_filling(algorithm: FedAvg, model: Model, plan: Plan, stack: Stack) -> bo
             return contracts.scalar(algorithm.loss(model.student(buffers, key), params, anchor, batch))
 
         axes = (0, 0, plan.axes, Batch(0, 0, 0, 0), 0)  # type: ignore[arg-type]
-        with torch.no_grad(), _explained():
+        with torch.no_grad(), explained(*UNMAPPED):
             return vmap(one, in_dims=axes, randomness="different")(
                 params, buffers, mine, batch._replace(x=x), stack.key[rows]
             )
@@ -480,7 +491,7 @@ class Recorded:
             self._graph = torch.cuda.CUDAGraph()
             # Within its stream, because the one before is not put back where a recording fails.
             recording = torch.cuda.graph(self._graph, stream=self._stream)
-            with _recordable(), torch.cuda.stream(self._stream), recording:
+            with explained(*UNRECORDED), torch.cuda.stream(self._stream), recording:
                 self._outputs = local_training(algorithm, model, plan, self._inputs, self._inputs.lr)
         self._plan = plan  # the graph reads its tensors
 
@@ -502,22 +513,6 @@ class Recorded:
     def wait(self) -> None:
         """Let whatever is asked of the device from now on come after the training."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
-
-
-@contextmanager
-def _recordable() -> Iterator[None]:
-    """Say in a sentence that what is trained cannot be recorded."""
-    try:
-        yield
-    except RuntimeError as error:
-        text = " ".join(str(error).split())
-        if for_want_of_memory(error) or "captur" not in text:
-            raise
-        raise UserError(
-            "the network or the algorithm does something (a tensor made of numbers, a wait for the device) "
-            "that cannot be recorded: leave graph=true out, in a new process, as this one may have lost its "
-            f"GPU. PyTorch says: {text[:300]}"
-        ) from error
 
 
 class _UnderWay(NamedTuple):
