@@ -49,8 +49,7 @@ class Circle:
         cnn = CNN()
         chain = cnn.build(shape, classes)
         assert isinstance(chain, Chain)
-        del chain[-1]
-        chain.add_module("fc2", nn.Linear(cnn.hidden, 2))
+        chain.fc2 = nn.Linear(cnn.hidden, 2)  # in place: deleting a layer of a chain numbers all others anew
         chain.add_module("centre", Centred(2, affine=False))
         chain.add_module("circle", OnCircle(self.radius))
         chain.add_module("fc3", nn.Linear(2, classes))
