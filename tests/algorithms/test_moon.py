@@ -112,11 +112,18 @@ def test_projection_head_stands_before_the_classifier():
     torch.manual_seed(0)
     module = add_projection(Small(classes=4, channels=1), 256)
     model = Model(module)
-    out = model.output(model.initial(), torch.rand(3, 1, 6, 6))
+    x = torch.rand(3, 1, 6, 6)
+    out = model.output(model.initial(), x)
     assert out.features.shape == (3, 256)
     w = model.initial().params
     logits = out.features @ w["fc.classifier.weight"].T + w["fc.classifier.bias"]
     torch.testing.assert_close(out.logits, logits)
+    plain = Model(Small(classes=4, channels=1))
+    weights = plain.initial()
+    body = {n: w.get(n, p) for n, p in weights.params.items()}  # all but the classifier, which gave way
+    given = plain.output(weights._replace(params=body), x).features
+    hidden = (given @ w["fc.hidden.weight"].T + w["fc.hidden.bias"]).clamp(min=0)
+    torch.testing.assert_close(out.features, hidden @ w["fc.project.weight"].T + w["fc.project.bias"])
     assert w["fc.hidden.weight"].shape == (8, 8)
     assert w["fc.project.weight"].shape == (256, 8)
     bare = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))

@@ -36,9 +36,7 @@ def norm(w: dict[str, Tensor], name: str, x: Tensor, groups: int | None) -> Tens
     else:
         each = x.reshape(len(x), groups, -1)
         mean, var = each.mean(2), each.var(2, correction=0)
-        mean, var = (
-            s.repeat_interleave(x.shape[1] // groups, 1).view(len(x), -1, 1, 1) for s in (mean, var)
-        )
+        mean, var = (s.repeat_interleave(x.shape[1] // groups, 1).view(len(x), -1, 1, 1) for s in (mean, var))
     return (x - mean) / (var + 1e-5).sqrt() * w[f"{name}.weight"].view(shape) + w[f"{name}.bias"].view(shape)
 
 

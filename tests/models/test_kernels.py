@@ -83,6 +83,20 @@ def test_a_narrow_convolution_with_its_pooling_is_what_the_three_layers_compute(
         )
 
 
+def test_of_equal_results_of_a_narrow_convolution_the_first_in_reading_order_gets_the_gradient():
+    conv = nn.Conv2d(3, 6, 3)
+    with torch.no_grad():  # every result is the bias
+        conv.weight.zero_()
+        conv.bias.fill_(1.0)
+    x = torch.randn(4, 3, 12, 14, generator=stream())
+    assert kernels.narrow(conv, x)
+    found = kernels.chain([conv, nn.ReLU(), nn.MaxPool2d(2)], x)
+    exact = F.max_pool2d(F.relu(conv(x)), 2)
+    g = torch.randn(found.shape, generator=stream(1))
+    (a,), (b,) = (torch.autograd.grad(out, conv.weight, g) for out in (found, exact))
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
 def test_a_convolution_that_another_way_is_faster_or_watched_stays_one():
     x = torch.randn(2, 3, 12, 12)
     assert kernels.narrow(nn.Conv2d(3, 6, 5), x)
@@ -90,11 +104,35 @@ def test_a_convolution_that_another_way_is_faster_or_watched_stays_one():
     assert not kernels.narrow(nn.Conv2d(3, 6, 4), x)  # nine pixels across: the last has no partner
     assert not kernels.narrow(nn.Conv2d(3, 6, 5, stride=2), x)
     assert not kernels.narrow(nn.Conv2d(3, 6, 5), x.clone().requires_grad_())
+    assert not kernels.narrow(nn.Conv2d(3, 6, 5, padding=2, padding_mode="reflect"), x)
+    assert not kernels.narrow(nn.Conv2d(3, 6, 5, padding="same"), x)
     seen = []
     conv = nn.Conv2d(3, 6, 5)
     conv.register_forward_hook(lambda layer, given, out: seen.append(out.shape))
     kernels.chain([conv, nn.ReLU(), nn.MaxPool2d(2)], x)
     assert seen == [(2, 6, 8, 8)]
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool2d(2, dilation=2),
+        nn.MaxPool2d(2, return_indices=True),
+        nn.MaxPool2d(2, 1),
+        nn.MaxPool2d(3, 2, 1),
+        nn.MaxPool2d(2, 2, 1),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.AvgPool2d(2),
+        nn.MaxPool2d(2),  # of nine pixels the last is left out
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("channels", "kernel"), [(6, 5), (32, 5), (32, 4)])
+def test_pooling_of_another_kind_stays_as_it_is(pool, channels, kernel):
+    conv, relu = nn.Conv2d(3, channels, kernel), nn.ReLU()
+    x = kernels.images(torch.randn(2, 3, 12, 12, generator=stream()))
+    found, right = kernels.chain([conv, relu, pool], x), pool(relu(conv(x)))
+    torch.testing.assert_close(found, right, rtol=0, atol=0)
 
 
 def test_a_gradient_through_the_kernels_can_be_differentiated(monkeypatch):
@@ -200,10 +238,13 @@ def test_only_pytorchs_own_layers_are_replaced():
     class Derived(nn.Conv2d):
         pass
 
-    net = kernels.equip(nn.Sequential(nn.Conv2d(1, 1, 1), Derived(1, 1, 1), nn.Linear(1, 1)))
-    assert [type(layer) for layer in net] == [kernels.Conv2d, Derived, kernels.Linear]
+    class Twice(nn.Linear):
+        pass
+
+    net = kernels.equip(nn.Sequential(nn.Conv2d(1, 1, 1), Derived(1, 1, 1), nn.Linear(1, 1), Twice(1, 1)))
+    assert [type(layer) for layer in net] == [kernels.Conv2d, Derived, kernels.Linear, Twice]
     layers = [*net, nn.Conv2d(1, 1, 1)]
-    assert [kernels.is_convolution(layer) for layer in layers] == [True, False, False, True]
+    assert [kernels.is_convolution(layer) for layer in layers] == [True, False, False, False, True]
 
 
 @pytest.mark.parametrize(

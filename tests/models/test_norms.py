@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fedrecall.models.model import Model, Params
+from fedrecall.models.norms import KINDS, equip, of_norms
 
 KEY = torch.tensor(0)
 
@@ -54,7 +55,15 @@ def test_one_value_is_normalised_by_the_running_statistics_and_leaves_them_alone
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     ("layer", "shape"),
-    [(nn.BatchNorm1d(4), (4,)), (nn.BatchNorm2d(4), (4, 1, 1)), (nn.GroupNorm(2, 4), (4,))],
+    [
+        (nn.BatchNorm1d(4), (4,)),
+        (nn.BatchNorm2d(4), (4, 1, 1)),
+        (nn.BatchNorm2d(4, momentum=None), (4, 1, 1)),
+        (nn.GroupNorm(2, 4), (4,)),
+        (nn.GroupNorm(2, 4, eps=0.1), (4,)),
+        (nn.LayerNorm(4, eps=0.1), (4,)),
+    ],
+    ids=str,
 )
 def test_more_values_are_pytorchs_own(layer, shape, training, n):
     layer = randomised(copy.deepcopy(layer)).train(training)
@@ -63,7 +72,8 @@ def test_more_values_are_pytorchs_own(layer, shape, training, n):
     student = model.student(weights.buffers, KEY)
     found = student(weights.params, x) if training else model.logits(weights, x)
     assert torch.equal(found, layer(x))
-    assert_same(student.buffers, {f"0.{name}": b for name, b in layer.named_buffers()})
+    rounding = 1e-12 if getattr(layer, "momentum", 0) is None else 0.0
+    assert_same(student.buffers, {f"0.{name}": b for name, b in layer.named_buffers()}, rounding)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -99,6 +109,20 @@ def test_a_value_that_is_its_own_mean_becomes_the_bias(layer):
         found = model.student({}, KEY)(weights.params, images(n, 4))
         torch.testing.assert_close(found, weights.params["0.bias"].expand(n, 4))
         torch.testing.assert_close(model.logits(weights, images(n, 4)), found)
+
+
+def test_norms_alone_are_equipped_and_stay_exact_and_those_derived_from_them_stay_as_they_are():
+    class Own(nn.GroupNorm):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    norms = [nn.BatchNorm1d(4), nn.BatchNorm2d(4), nn.BatchNorm3d(4), nn.GroupNorm(2, 4), nn.LayerNorm(4)]
+    net = nn.Sequential(nn.Linear(4, 4), *norms, Own(2, 4))
+    assert of_norms(net) == {f"{i}.{p}" for i in range(1, 7) for p in ("weight", "bias")}
+    assert [type(layer) for layer in equip(copy.deepcopy(net))] == [nn.Linear, *KINDS.values(), Own]
+    model = Model(nn.Sequential(copy.deepcopy(net[-1])))
+    x = images(3, 4).float()
+    assert torch.equal(model.logits(model.initial(), x), net[-1](x))
 
 
 def test_a_stack_of_single_examples_is_each_of_them_alone():

@@ -50,7 +50,7 @@ def test_parameters_are_cut_in_their_channels_alone():
     assert cut["conv"].shape == (4, 2, 3, 3)
     assert torch.equal(cut["bias"], torch.arange(4))
     assert cut["n"] == 7
-    assert slim(3, 0.1) == 1
+    assert [slim(n, 0.45) for n in (1, 6, 9, 100)] == [1, 3, 4, 45]  # the nearest number
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,17 @@ def test_the_last_block_of_the_papers_networks(model, shape, block):
     assert given.shape[1] == slim(seen.given.shape[1], 0.5)
     assert made.shape[2:] == seen.made.shape[2:]
     assert made.shape[1] == slim(seen.made.shape[1], 0.5)
+
+
+def test_the_last_block_of_a_chain_ends_where_a_linear_layer_takes_over():
+    class Rows(nn.Module):
+        def forward(self, x):
+            return x.mean((2, 3))
+
+    layers = [nn.Conv2d(1, 2, 3), nn.ReLU(), Rows(), nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3)]
+    module = nn.Sequential(*layers)
+    module.feature_layer = "5"
+    assert last_block(module) == ("0", "1", "2")
 
 
 def test_a_network_without_a_block_says_what_to_do():
