@@ -333,6 +333,25 @@ def test_a_failing_client_harms_nobody_else():
     assert_visits_agree(found, Serial(work).map(jobs(work)))
 
 
+class Tabled(FedAvg):
+    """Looks up what the model that arrived says of each example, which it asked once."""
+
+    def prepare(self, model: Model, down: Any, memory: Any, data: Any) -> Any:
+        return torch.cat([model.frozen(down.weights, batch.x) for batch in data.batches()])
+
+    def loss(self, model: Student, params: Params, anchor: Any, batch: Batch) -> Tensor:
+        logits = model(params, batch.x)
+        own = nn.functional.cross_entropy(logits, batch.y, reduction="none")
+        return batch.mean(own + (logits - anchor[batch.place]).square().sum(1))
+
+
+def test_clients_whose_anchors_differ_in_shape_are_each_of_them_alone():
+    work = replace(ready(partition="lda:0.5"), algorithm=Tabled())
+    sizes = {work.federation.size(k) for k in range(len(work.federation))}
+    assert len(sizes) > 2
+    assert_visits_agree(Vectorised(work).map(jobs(work)), Serial(work).map(jobs(work)))
+
+
 def test_a_client_without_examples_is_refused_like_anywhere():
     work = ready()
     parts = [*work.federation.parts[:2], np.empty(0, dtype=np.int64), *work.federation.parts[3:]]
