@@ -183,6 +183,15 @@ WRONG = {
         ),
         "`finish` changes 0/weights/params/.* of what it is given in place",
     ),
+    "a memory in place": (
+        replaced(
+            remember=lambda self, weights: Kept(torch.zeros(2)),
+            finish=lambda self, model, weights, anchor, memory, data, sgd: (
+                (memory.seen.add_(1) is memory.seen) and (Up(weights), memory)
+            ),
+        ),
+        "`finish` changes 1/seen of what it is given in place",
+    ),
     "a chain's model in place": (
         replaced(
             sequential=True,

@@ -16,6 +16,7 @@ from fedrecall.algorithms.scaffold import Scaffold
 from fedrecall.data.client import ClientData
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
+from fedrecall.models.layers import KeyedDropout
 from fedrecall.models.model import Model
 from fedrecall.records import RunFolder
 from fedrecall.training import Recipe, Sgd, descend, visit
@@ -260,6 +261,52 @@ def test_an_upload_that_is_no_number_is_refused():
 
     done = go(Broken(), network(), Recipe(1, 10), client())
     assert "step 3: the upload holds NaN or Inf" in str(done.failure)
+
+
+def test_a_memory_that_is_no_number_is_refused_and_the_old_one_kept():
+    @dataclass(frozen=True)
+    class Forgetful(Scaffold):
+        def finish(self, *args: Any) -> Any:
+            up, memory = super().finish(*args)
+            return up, trees.transform(lambda t: t + math.inf, memory)
+
+    done = go(Forgetful(), network(), Recipe(1, 10), client())
+    assert "step 3: what the client would remember holds NaN or Inf" in str(done.failure)
+    assert done.up is None
+    assert_same(done.memory, Scaffold().remember(Model(network()).initial()))
+
+
+def test_a_parameter_that_no_logit_depends_on_only_decays():
+    class Spare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.spare = network(), nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+        def forward(self, x):
+            return self.used(x)
+
+    recipe = Recipe(1, 10, lr=0.1, lr_decay=1.0, momentum=0.0, weight_decay=0.01)
+    done = go(FedAvg(), Spare(), recipe, client())
+    assert done.failure is None
+    assert done.up.weights.params["spare"].tolist() == pytest.approx([(1 - 0.1 * 0.01) ** 3] * 3, rel=1e-12)
+
+
+def test_every_step_of_a_visit_drops_other_units_and_every_visit_too():
+    masks = []
+
+    class Watched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.drop = network(), KeyedDropout(0.5, salt=1)
+
+        def forward(self, x):
+            if self.training:
+                masks.append(tuple((self.drop(torch.ones(20)) == 0).tolist()))
+            return self.net(x)
+
+    for place in ({}, {"round_number": 3}, {"client": 8}, {"seed": 6}):
+        go(FedAvg(), Watched(), Recipe(2, 10), client(), **place)
+    assert len(masks) == len(set(masks)) == 4 * 6
 
 
 def test_a_client_without_examples_is_left_out():

@@ -469,6 +469,7 @@ def test_a_dropout_whose_examples_are_not_its_first_axis_has_the_masks_of_the_se
 
 def test_knows_networks_that_mix_examples():
     assert not mixes_examples(Model(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Dropout())))
+    assert not mixes_examples(Model(nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2))))
     assert mixes_examples(Model(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
     assert mixes_examples(Model(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False))))
 
