@@ -65,7 +65,16 @@ def test_only_runs_whose_steps_are_the_same_are_one_stack():
     assert group(made) == [[0, 1, 2], [3], [4, 5], [6, 7]]
     by_inputs = [configs.make({"normalisation": how}) for how in ("data", "fixed", "data")]
     assert group(by_inputs) == [[0, 2], [1]]
-    for key, values in {"precision": ("float32", "float64"), "augmentation": ("none", "flip")}.items():
+    apart = {
+        "algorithm": ("fedavg", "fedprox"),
+        "model": ("cnn:8", "cnn:9"),
+        "dataset": ("digits", "mnist"),
+        "device": ("cpu", "cuda"),
+        "precision": ("float32", "float64"),
+        "augmentation": ("none", "flip"),
+        "training": ({"batch_size": 10}, {"batch_size": 20}),
+    }
+    for key, values in apart.items():
         assert group([configs.make({key: value}) for value in (*values, values[0])]) == [[0, 2], [1]], key
     with pytest.raises(UserError, match="not by 'processes'"):
         group([configs.make({"backend": "processes"})])
