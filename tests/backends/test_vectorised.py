@@ -352,8 +352,9 @@ def test_clients_whose_anchors_differ_in_shape_are_each_of_them_alone():
     assert_visits_agree(Vectorised(work).map(jobs(work)), Serial(work).map(jobs(work)))
 
 
-def test_a_client_without_examples_is_refused_like_anywhere():
-    work = ready()
+@pytest.mark.parametrize("algorithm", ["fedntd", "scaffold"])
+def test_a_client_without_examples_is_refused_like_anywhere(algorithm: str):
+    work = ready(algorithm)
     parts = [*work.federation.parts[:2], np.empty(0, dtype=np.int64), *work.federation.parts[3:]]
     work = replace(work, federation=replace(work.federation, parts=parts))
     found = list(Vectorised(work).map(jobs(work)))

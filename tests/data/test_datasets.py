@@ -1,6 +1,7 @@
 """Data sets: every recipe on a small copy of the hub's layout, the cache, a user's folders, the errors."""
 
 import csv
+import dataclasses
 import errno
 import io
 import json
@@ -18,6 +19,7 @@ from PIL import Image
 from fedrecall.data import hub, store
 from fedrecall.data.datasets import DATASETS, Dataset, available, export, load, load_export
 from fedrecall.data.images import decode
+from fedrecall.data.store import fixed_statistics, statistics
 from fedrecall.errors import UserError
 
 
@@ -306,6 +308,32 @@ def test_exported_in_parts_and_joined(tmp_path, spec):
     pairs += [(d.test.y, again.test.y), (d.mean, again.mean), (d.std, again.std)]
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in pairs)
     assert torch.equal(load(f"folder:{tmp_path / 'parts'}").train.x, d.train.x)
+
+
+def test_no_part_is_too_large_even_of_what_does_not_compress(tmp_path):
+    d = load("synthetic:3,50,20,3,8")
+    noise = torch.randint(0, 256, d.train.x.shape, generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    d = dataclasses.replace(d, train=dataclasses.replace(d.train, x=noise))
+    for size in (2048, 4096, 5000):
+        written = export(d, tmp_path / str(size), part_bytes=size)
+        assert max(path.stat().st_size for path in written if path.suffix == ".npz") <= size
+
+
+def test_statistics_are_of_all_images_whatever_their_number():
+    x = torch.randint(0, 256, (9000, 3, 1, 2), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    x[4095:4097], x[8191:8193], x[-1], x[:, 2] = 255, 0, 255, 51
+    mean, std = statistics(x)
+    scaled = x.double() / 255
+    torch.testing.assert_close(mean.double(), scaled.mean((0, 2, 3)), rtol=1e-6, atol=0)
+    right = scaled.std((0, 2, 3), correction=0)
+    right[2] = 1  # never varies
+    torch.testing.assert_close(std.double(), right, rtol=1e-6, atol=0)
+
+
+def test_fixed_statistics_map_pixels_to_one_around_nought_and_leave_tables_alone():
+    assert [t.tolist() for t in fixed_statistics((3, 8, 8))] == [[0.5] * 3, [0.5] * 3]
+    for shape, mapped in ((3, 8, 8), False), ((4,), True), ((4,), False):
+        assert [t.tolist() for t in fixed_statistics(shape, mapped)] == [[0.0] * shape[0], [1.0] * shape[0]]
 
 
 def test_an_export_under_the_root_is_found_by_name(tmp_path):
