@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import pickle
 import resource
@@ -318,6 +319,46 @@ def test_a_worker_without_memory_is_replaced_and_its_visit_made_again(opened):
     same(backend.map(asked), Serial(w).map(asked))
     assert not alive(poor)
     assert len(backend._workers) == 2
+
+
+@dataclass(frozen=True)
+class Solitary(FedAvg):
+    """Ends its process where another visit is at work already, as want of memory would."""
+
+    place: str = ""
+
+    def prepare(self, model, down, memory, data):
+        mine = open(self.place, "w")  # noqa: SIM115 (held until the visit ends)
+        try:
+            fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os._exit(7)
+        time.sleep(0.2)
+        mine.close()
+        return super().prepare(model, down, memory, data)
+
+
+def test_the_last_time_a_visit_is_tried_it_is_alone(opened, tmp_path):
+    w = work(Solitary(str(tmp_path / "place")), workers=2)
+    asked = jobs(w)
+    same(opened(w).map(asked), Serial(w).map(asked))
+
+
+def test_a_visit_has_time_by_its_steps_and_by_the_slowest_so_far(opened):
+    w = work(workers=1)
+    backend = opened(w)
+    asked = jobs(w, [1, 1, 1])
+    list(backend.map(asked))
+    backend._pace, since = 0.0, time.monotonic()
+    list(backend.map(asked))
+    assert 0 < backend._pace <= (time.monotonic() - since) / w.recipe.steps(SIZES[1])  # in time a step
+    (worker,) = backend._workers
+    backend._pace = 2.0
+    for waited, number, late in (1700, 1, False), (1900, 1, True), (1900, 10, False), (2100, 10, True):
+        worker.since = time.monotonic() - waited
+        assert backend._too_long(worker, number) is late
+    backend._pace = 0.0  # nothing is known yet
+    assert not backend._too_long(worker, 1)
 
 
 @contextlib.contextmanager
