@@ -147,12 +147,13 @@ def test_answers_that_outgrow_their_rows_or_are_more_get_other_rows(opened):
 
 
 class Scribbler(Scaffold):
-    """Writes over the memory that it was given."""
+    """Writes over the memory that it was given, unless it is the first."""
 
     def finish(self, model, weights, anchor, memory, data, sgd):
         found = super().finish(model, weights, anchor, memory, data, sgd)
         for tensor in memory.variate.values():
-            tensor.fill_(7.0)
+            if tensor.any():
+                tensor.fill_(7.0)
         return found
 
 
@@ -227,6 +228,27 @@ def test_memories_that_outgrow_their_shelf_keep_no_file_open(opened):
         same(one, other)
 
 
+def test_what_is_held_of_the_first_answers_keeps_no_file_open(opened):
+    w = work(workers=2)
+    backend = opened(w)
+    held = list(backend.map(jobs(w, 4 * EVERYONE)))  # their size was not known, so they had no rows
+    before = len(os.listdir("/dev/fd"))
+    del held
+    assert before - len(os.listdir("/dev/fd")) < 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files of another process are Linux's")
+def test_a_worker_lets_go_of_rows_that_were_replaced(opened):
+    w = work(workers=1)
+    backend = opened(w)
+    asked, held = jobs(w), []
+    for _ in range(6):
+        list(backend.map(asked))
+        held.append(len(os.listdir(f"/proc/{backend._workers[0].pid}/fd")))
+        backend._forget(list(backend._arenas))  # the next ones will be others
+    assert held[-1] <= held[1]
+
+
 def test_what_was_sent_once_may_be_sent_again_after_its_place_went_to_something_else(opened):
     w = work(workers=2)
     backend = opened(w)
@@ -255,8 +277,10 @@ def test_memories_outlive_the_workers_that_wrote_them(opened):
 
 
 def test_a_worker_cannot_write_over_what_a_client_remembers(opened):
-    (visits,) = remembering(w := work(Scaffold(), workers=2), opened(w), 1)
-    backend = opened(work(Scribbler(), workers=2))
+    w = work(Scribbler(), workers=2)
+    backend = opened(w)
+    (visits,) = remembering(w, backend, 1)
+    assert all(backend._shelves[parcels.MEMORIES].find(visit.memory) for visit in visits)
     before = [trees.detached(v.memory) for v in visits]
     again = [job._replace(round=2, memory=v.memory) for job, v in zip(jobs(w), visits, strict=True)]
     with pytest.raises(UserError, match=r"`finish` changes 1/variate/.* in place"):
