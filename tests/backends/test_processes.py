@@ -778,6 +778,17 @@ def test_parcels_keep_values_types_layouts_and_sharing():
     assert one.any()
 
 
+def test_a_parcel_that_there_is_no_room_for_keeps_no_file_open(monkeypatch):
+    def full(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(parcels._Pickler, "fill", full)
+    before = os.listdir("/dev/fd")
+    with pytest.raises(MemoryError):
+        pack(torch.ones(5))
+    assert len(os.listdir("/dev/fd")) == len(before)
+
+
 def test_a_copied_parcel_keeps_no_file_open():
     parcels_ = [pack({"a": torch.full((1000,), float(i))}) for i in range(3)]
     held = len(os.listdir("/dev/fd"))
