@@ -5,18 +5,20 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
+from torch import tensor
 
 import fedrecall
 from fedrecall import config as configs
 from fedrecall import specs
 from fedrecall.algorithms import ALGORITHMS
-from fedrecall.data.datasets import load
+from fedrecall.data.datasets import Dataset, Split, load
 from fedrecall.errors import UserError
 from fedrecall.experiment import check
-from fedrecall.provenance import code, environment, git_revision
+from fedrecall.provenance import check_code, check_data, code, environment, facts, git_revision
 
 
 def test_what_made_a_run_names_the_gpu_that_it_ran_on(monkeypatch):
@@ -73,7 +75,59 @@ def test_the_revision_is_that_of_the_code_and_says_whether_it_was_changed(tmp_pa
     assert git_revision(tmp_path / "gone" / "code.py") is None
 
 
+# Data.
+
+
+def table(x, mean=0.25, dtype=torch.float32):
+    split = Split(tensor(x, dtype=dtype), tensor([0, 1, 0]))
+    return Dataset("t", ("a", "b"), split, split, tensor([mean]), tensor([1.0]))
+
+
+ROWS = [[0.5, 1.0], [0.25, 0.0], [0.0, 2.0]]
+
+
+def test_the_digest_is_of_a_tables_first_example_and_of_rounded_statistics():
+    found = facts(table(ROWS))["digest"]
+    assert facts(table([[0.75, 1.0], *ROWS[1:]]))["digest"] != found
+    assert facts(table(ROWS, mean=0.250001))["digest"] == found != facts(table(ROWS, mean=0.2503))["digest"]
+    pixels = [facts(table(x, dtype=torch.uint8))["digest"] for x in ([[1, 2]] * 3, [[3, 2]] * 3)]
+    assert pixels[0] == pixels[1]  # of images the sketch tells, and the statistics
+
+
+@pytest.mark.parametrize(
+    ("sketch", "same"),
+    [
+        ([0.1, 0.2], True),
+        ([0.11, 0.19], True),
+        ([0.13, 0.2], False),
+        ([0.1], False),
+        ([0.1, 0.2, 0.3], False),
+        (None, True),
+        ([0.1, None], False),
+        ([], False),
+        ({"0": 0.1}, False),
+    ],
+)
+def test_data_are_the_same_if_their_sketches_are_alike(sketch, same, tmp_path):
+    data = {"name": "t", "train": 3, "test": 3, "digest": "d"}
+    starts, now = [{"data": {**data, "sketch": sketch}}], {**data, "sketch": [0.1, 0.2]}
+    check_data(tmp_path, [{"data": {k: v for k, v in data.items() if k != "digest"}}], now, "?")
+    refused = pytest.raises(UserError, match=r"begun on other data.*: put them back")
+    with nullcontext() if same else refused:
+        check_data(tmp_path, starts, now, "put them back")
+
+
 # Somebody's own code.
+
+
+def test_the_code_is_compared_with_that_of_the_last_start(tmp_path):
+    starts = [{"code": {"a.py:A": "1", "b.py:B": "5"}}, {"code": {"a.py:A": "2", "b.py:B": "5"}}]
+    check_code(tmp_path, starts, {"a.py:A": "2", "b.py:B": "5", "new.py:C": "9"}, "")
+    check_code(tmp_path, starts, {"a.py:A": "2"}, "")  # of what is not named any more nothing is asked
+    check_code(tmp_path, [{}], {"a.py:A": "2"}, "")  # an earlier version did not say
+    with pytest.raises(UserError, match=r"other code than a\.py:A has now"):
+        check_code(tmp_path, starts, {"a.py:A": "1", "b.py:B": "5"}, "")
+
 
 MINE = '''
 from dataclasses import dataclass
@@ -213,10 +267,13 @@ def test_data_that_moved_are_the_same_data(tmp_path, monkeypatch):
 
 def test_a_file_that_changed_since_it_was_loaded_is_told_of(home):
     folder, _, _ = home
-    ALGORITHMS.make(f"{folder}/mine.py:Mine")
+    named = {"algorithm": f"{folder}/mine.py:Mine"}
+    ALGORITHMS.make(named["algorithm"])
+    loaded = code(named)
     (folder / "mine.py").write_text(MINE.format(helper="os"))
     with pytest.warns(RuntimeWarning, match="has changed since it was loaded"):
-        ALGORITHMS.make(f"{folder}/mine.py:Mine")
+        ALGORITHMS.make(named["algorithm"])
+    assert code(named) == loaded  # what runs is the old one
 
 
 def test_only_what_is_somebodys_own_is_their_code(home):
