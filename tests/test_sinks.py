@@ -197,10 +197,50 @@ def test_a_run_is_known_by_what_it_is_and_not_by_where_it_lies(tmp_path):
     assert sinks._identity("run", place) != known
 
 
-def followed(tmp_path, spec):
+def test_a_run_of_an_earlier_version_is_known_by_its_place(tmp_path):
+    """Which did not name it."""
+    for place in ("one/run", "other/run"):
+        fedrecall.run(tmp_path / place, **SMALL)
+        made = json.loads((tmp_path / place / "made.json").read_text())
+        made[0].pop("run")
+        (tmp_path / place / "made.json").write_text(json.dumps(made))
+    one, again, other = (
+        sinks._identity("run", tmp_path / p) for p in ("one/run", "one/../one/run", "other/run")
+    )
+    assert one == again != other
+
+
+def test_what_a_service_says_of_a_failure_is_told_without_its_password(service, monkeypatch):
+    def refuse(*_):
+        raise OSError("no way to http://bob:hunter2@host:5000/runs")
+
+    monkeypatch.setattr(service, "open", refuse)
+    with pytest.warns(RuntimeWarning, match="no way to http://") as told:
+        fedrecall.run(sinks=["pocket"], **SMALL)
+    assert "hunter2" not in str(told[0].message)
+
+
+def test_a_services_parameters_are_plain():
+    config = {
+        "lr": 0.1,
+        "algorithm": {"name": "fedavg", "inner": {"on": True}},
+        "sinks": ["a"],
+        "workers": None,
+    }
+    flat = {
+        "lr": 0.1,
+        "algorithm.name": "fedavg",
+        "algorithm.inner.on": True,
+        "sinks": '["a"]',
+        "workers": "null",
+    }
+    assert sinks._flat(config) == flat
+
+
+def followed(tmp_path, spec, *others):
     """A run of two rounds, gone on with to three; its history."""
     fedrecall.run(tmp_path / "run", sinks=[spec], **{**SMALL, "rounds": 2})
-    return fedrecall.run(tmp_path / "run", resume=True, sinks=[spec], **SMALL).history
+    return fedrecall.run(tmp_path / "run", resume=True, sinks=[spec, *others], **SMALL).history
 
 
 @needs("tensorboard")
@@ -237,14 +277,29 @@ def test_tensorboards_folder_may_be_at_home(tmp_path, monkeypatch):
 @needs("mlflow")
 def test_mlflow(tmp_path):
     store = f"sqlite:///{tmp_path}/mlflow.db"
-    history = followed(tmp_path, f"mlflow:{store},experiment=forgetting")
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(store)
+
+    class Look:
+        states: ClassVar[list] = []
+
+        def begin(self, config, history): ...
+
+        def record(self, record):
+            place = client.get_experiment_by_name("forgetting").experiment_id
+            self.states.extend(run.info.status for run in client.search_runs([place]))
+
+        def end(self): ...
+
+    look = Look()
+    history = followed(tmp_path, f"mlflow:{store},experiment=forgetting", look)
     place = client.get_experiment_by_name("forgetting").experiment_id
     (run,) = client.search_runs([place])  # the same run, gone on with
-    kept = sorted({(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "accuracy")})
-    assert kept == [(r["round"], pytest.approx(r["accuracy"])) for r in history]
+    kept = sorted((m.step, m.value) for m in client.get_metric_history(run.info.run_id, "accuracy"))
+    told = [history[i] for i in (0, 1, 1, 2)]  # the last one before it was resumed is told again
+    assert kept == [(r["round"], pytest.approx(r["accuracy"])) for r in told]
+    assert look.states == ["RUNNING"]
     assert run.data.params["algorithm.name"] == "fedavg"
     assert run.info.status == "FINISHED"
 
@@ -303,6 +358,13 @@ def test_trackio(tmp_path, monkeypatch):
     found = {step: json.loads(metrics)["accuracy"] for step, metrics in rows}
     assert found == {r["round"]: pytest.approx(r["accuracy"]) for r in history}
     assert [step for step, _ in rows] == [1, 2, 2, 3]  # the last one before it was resumed is told again
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")  # a run of its own, of which nothing has been told
+    fedrecall.run(tmp_path / "copy", resume=True, sinks=["trackio"], **{**SMALL, "rounds": 4})
+    with sqlite3.connect(database) as connection:
+        rows = connection.execute(
+            "select step from metrics where run_name like 'copy%' order by id"
+        ).fetchall()
+    assert rows == [(1,), (2,), (3,), (4,)]
 
 
 def test_a_password_in_a_services_address_is_refused():
