@@ -1,5 +1,6 @@
 """What the command line does before and around every command."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -83,6 +84,37 @@ def test_the_package_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "fedrecall", "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "compare" in done.stdout
+
+
+def test_in_a_pipe_a_line_is_as_long_as_its_reader_says():
+    own = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+
+    def widest(**given):
+        line = [sys.executable, "-m", "fedrecall", "list", "algorithms"]
+        done = subprocess.run(line, capture_output=True, text=True, check=True, env=own | given)
+        return max(map(len, done.stdout.splitlines()))
+
+    assert 80 < widest() <= 120
+    assert widest(COLUMNS="70") <= 70
+
+
+WARNING = """
+import sys, warnings
+sys.argv = ["fedrecall", "--version"]
+from fedrecall.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+warnings.warn_explicit("another's [b]", UserWarning, "/elsewhere/module.py", 7)
+import fedrecall
+warnings.warn_explicit("ours [b]", RuntimeWarning, fedrecall.__file__, 7)
+"""
+
+
+def test_our_warnings_are_a_sentence_and_others_say_where_they_are_from():
+    done = subprocess.run([sys.executable, "-c", WARNING], capture_output=True, text=True, check=True)
+    assert done.stderr == "/elsewhere/module.py:7: UserWarning: another's [b]\nwarning: ours [b]\n"
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])

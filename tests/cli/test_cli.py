@@ -295,6 +295,8 @@ def test_compare_checks_every_run_before_the_first_is_trained(call, tmp_path, al
         (["run", "--clients", "many"], "clients = 'many' is not a whole number"),
         (["run", "-s", "trainig.lr=1"], "config has no 'trainig'; did you mean 'training'?"),
         (["run", "-s", "nonsense"], "give key=value"),
+        (["run", "-s", "=3"], "-s =3: give key=value"),
+        (["run", "--algorithm", "[bold]fed[/bold]"], "unknown algorithm '[bold]fed[/bold]'"),
         (["run", "--lr", "0"], "lr = '0' must be > 0"),
         (["run", "nowhere.yaml"], "nowhere.yaml cannot be read"),
         (["run", "--global-seed", "4294967296"], "global_seed = '4294967296' must be"),
@@ -426,9 +428,17 @@ def test_what_cannot_be_written_is_one_sentence(call, tmp_path):
         assert f"cannot write {where}" in err
 
 
-def test_debug_shows_the_traceback(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["fedrecall", "--debug", "list", "nothing"])
-    with pytest.raises(ValueError, match="nothing"):
+@pytest.mark.parametrize(
+    ("words", "kind", "said"),
+    [
+        (["list", "nothing"], ValueError, "nothing"),
+        (["run", *SMALL, "--model", "mlp:4611686018427387904"], Exception, ""),  # no memory for it
+    ],
+)
+def test_debug_shows_the_traceback(words, kind, said, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedrecall", "--debug", *words])
+    with pytest.raises(kind, match=said):
         main()
 
 
