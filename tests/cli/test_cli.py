@@ -6,14 +6,17 @@ import shlex
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from fedrecall import config as configs
+from fedrecall.algorithms import ALGORITHMS
 from fedrecall.cli import main, progress
 from fedrecall.cli.app import app
-from fedrecall.cli.commands.compare import End, row, table
+from fedrecall.cli.commands.compare import End, end, plan, row, table
+from fedrecall.cli.commands.run import summarise
 from fedrecall.cli.options import gather
 from fedrecall.errors import UserError
 from fedrecall.records import RunFolder
@@ -59,8 +62,8 @@ def test_a_run_prints_its_end_and_leaves_a_folder(call, tmp_path):
 def test_rounds_whose_config_is_gone_are_not_begun_anew(call, tmp_path):
     assert call("run", *SMALL, "--out", "x")[0] == 0
     (tmp_path / "x" / "config.json").rename(tmp_path / "kept")
-    for words in ([], ["--resume"]):
-        code, _, err = call("run", *SMALL, "--algorithm", "fedprox", "--out", "x", *words)
+    for words in (["--algorithm", "fedprox"], ["--algorithm", "fedprox", "--resume"], ["--resume"]):
+        code, _, err = call("run", *SMALL, "--out", "x", *words)
         assert code == 2
         assert "x holds rounds, but no config.json" in err
     (tmp_path / "kept").rename(tmp_path / "x" / "config.json")
@@ -193,14 +196,15 @@ def test_compare_and_report_show_what_privacy_was_promised(call, tmp_path):
 
 @pytest.mark.parametrize("extra", [[], ["--on-failure", "stop"]])
 def test_compare_shows_a_run_that_diverges_as_failed_beside_the_others(call, tmp_path, extra):
-    words = ["fedavg", "fedprox:mu=1e30", "fedntd", *SMALL, "--seeds", "2", "--json", "t.json"]
+    words = ["fedavg", "fedprox:mu=1e30", "fedntd", *SMALL]
+    words += ["--seed", "3", "--seeds", "2", "--json", "t.json"]
     code, out, _ = call("compare", *words, *extra, "--backend", "serial", "--out", "all")
     assert code == 2
     shown = {line.split()[1]: line for line in out.splitlines() if line.startswith("│")}
     assert "2 failed" in shown["fedprox:mu=1e30"]
     assert "[" in shown["fedntd"]  # the paired difference and its interval
     lines = [line for line in out.splitlines() if line.startswith("fedprox:mu=1e30, seed ")]
-    assert [line.split()[2:4] for line in lines] == [["0", "failed:"], ["1", "failed:"]]
+    assert [line.split()[2:4] for line in lines] == [["3", "failed:"], ["4", "failed:"]]
     assert all("There was no round before it." in line for line in lines)
     fedavg, fedprox, fedntd = json.loads((tmp_path / "t.json").read_text())["rows"]
     assert fedprox["accuracy"] == [None, None]
@@ -209,12 +213,50 @@ def test_compare_shows_a_run_that_diverges_as_failed_beside_the_others(call, tmp
     assert None not in fedprox["failed"]
 
 
+def test_all_of_a_comparison_spare_the_examples_that_one_of_them_needs():
+    """So that they divide the same ones among the clients."""
+    needed = ALGORITHMS.make("fedssd").auxiliary_per_class
+    assert needed > 0
+    names = ["fedavg", "fedssd", "fedntd"]
+    made = plan(names, {"seed": 3}, 2)
+    assert [(name, c.algorithm["name"], c.seed) for name, c in made] == [
+        (n, n, s) for s in (3, 4) for n in names
+    ]
+    assert {c.auxiliary_per_class for _, c in made} == {needed}
+    assert {c.auxiliary_per_class for _, c in plan(names, {"auxiliary_per_class": 7}, 1)} == {7}
+
+
+def test_the_end_of_a_run_names_its_best_round_and_its_promise(capsys):
+    told = [(0.5, 0.25), (0.75, 0.125), (0.625, 0.375)]
+    sent = {"seconds": {"train": 2.0}, "bytes_down": 3_000_000, "bytes_up": 1_500_000}
+    history = [{"accuracy": a, "forgetting": f, **sent} for a, f in told]
+    history.insert(1, dict(sent))  # not evaluated
+    for number, record in enumerate(history, start=1):
+        record["round"] = number
+    summarise(SimpleNamespace(history=history, out=None))
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert rows == [
+        "accuracy, last round 62.50%",
+        "accuracy, best round 75.00% (round 3)",
+        "forgetting 0.375",
+        "training 8.0 s, 2.00 s a round",
+        "sent a round 3.00 MB down, 1.50 MB up",
+    ]
+    history[-1] |= {"epsilon": 1.234, "delta": 1e-5}
+    summarise(SimpleNamespace(history=history, out="x"))
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    found = end(SimpleNamespace(history=history, accuracy=0.625, forgetting=0.375))
+    assert found == End(0.625, 0.375, 8.0, 3_000_000, 1_500_000, 1.234)
+    assert rows[-2:] == ["privacy epsilon 1.23 at delta 1e-05, for each client", "run folder x"]
+
+
 def test_a_difference_is_of_the_seeds_whose_runs_both_went_through():
-    numbers = End(0.5, 0.1, 1.0, 2_000_000, 2_000_000)
+    numbers = End(0.5, 0.1, 1.0, 3_000_000, 2_000_000)
     better, failed = numbers._replace(accuracy=0.75), End(failed="NaN")
     rows = [row("a", [numbers, failed, numbers]), row("b", [better, better, failed]), row("c", [numbers])]
     shown = {str(c.header): list(c.cells) for c in table(rows, 3).columns}
     assert shown["accuracy %"] == ["50.00 ± 0.00, 1 failed", "75.00 ± 0.00, 1 failed", "50.00, 2 not run"]
+    assert (shown["MB down"], shown["MB up"]) == (["3.00"] * 3, ["2.00"] * 3)
     against = shown["accuracy - a [95 % interval]"]
     assert list(map(str, against)) == ["", "+25.00 (1 of 3)", "+0.00 (1 of 3)"]
 
