@@ -14,6 +14,7 @@ import fedrecall
 from fedrecall import config as configs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.cli import main
+from fedrecall.cli.commands import predict as commands
 from fedrecall.cli.commands.predict import _images
 from fedrecall.data import folders
 from fedrecall.data.datasets import export, load
@@ -145,17 +146,21 @@ def test_predict_reads_tables_by_their_columns_names(table, tmp_path, capsys, mo
         writer.writerows({**row, "note": "x"} for row in rows)
     shutil.rmtree(table)
     straight.parent.mkdir()
-    found = []
-    for source in (turned,):
-        code, out, _ = predict(capsys, monkeypatch, tmp_path / "run", source, "--csv", tmp_path / "out.csv")
-        assert code == 0
-        assert "and 60 more" in out
-        found.append((tmp_path / "out.csv").read_text().splitlines())
-    assert found[0][0] == "example,class,high,low"
-    expected = fedrecall.trained(tmp_path / "run").predict(
-        np.array([[float(r["when"]), float(r["always"]), float(r["share"])] for r in rows])
-    )
-    assert [line.split(",")[1] for line in found[0][1:]] == expected
+    code, out, _ = predict(capsys, monkeypatch, tmp_path / "run", turned, "--csv", tmp_path / "out.csv")
+    assert code == 0
+    assert "and 60 more" in out
+    assert out.index("line 2") < out.index("line 41") < out.index("and 60 more")
+    assert "line 42" not in out
+    header, *lines = csv.reader((tmp_path / "out.csv").open())
+    assert header == ["example", "class", "high", "low"]
+    values = np.array([[float(r["when"]), float(r["always"]), float(r["share"])] for r in rows])
+    trained = fedrecall.trained(tmp_path / "run")
+    assert [line[1] for line in lines] == trained.predict(values)
+    shares = np.array([line[2:] for line in lines], dtype=float)
+    assert shares == pytest.approx(trained.probabilities(values).numpy(), abs=1e-6)
+    assert np.ptp(shares[:, 0]) > 1e-4  # which are told apart
+    for line, named in zip(out.splitlines()[1:41], lines[:40], strict=True):
+        assert line.split()[-2:] == [named[1], f"{max(map(float, named[2:])):.1%}"]
     turned.write_text("share,always\n1,2\n")
     code, _, err = predict(capsys, monkeypatch, tmp_path / "run", turned)
     assert code == 2
@@ -178,6 +183,7 @@ def test_predict_names_the_classes_of_image_files(tmp_path, capsys, monkeypatch)
         files.append(tmp_path / f"digit{i}.png")
         Image.fromarray(digits.test.x[i, 0].numpy()).save(files[-1])
     expected = result.trained.predict(digits.test.x[:5])
+    monkeypatch.setattr(commands, "CHUNK", 2)
     code, _, _ = predict(capsys, monkeypatch, tmp_path / "run", *files, "--csv", tmp_path / "out.csv")
     assert code == 0
     lines = (tmp_path / "out.csv").read_text().splitlines()
@@ -192,6 +198,18 @@ def test_predict_names_the_classes_of_image_files(tmp_path, capsys, monkeypatch)
     assert "there is no file" in err
     code, _, err = predict(capsys, monkeypatch, tmp_path / "run", files[1], "--round", "7")
     assert "has no checkpoint of round 7, only of 1 and 2" in err
+
+
+def test_images_are_taken_as_they_are_and_of_one_size_alone(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "colour.png")
+    inputs = Inputs((3, 8, 8), ("a", "b"), (0.5,) * 3, (1.0,) * 3)
+    found = _images([tmp_path / "colour.png"] * 2, inputs, resized=False)
+    assert np.array_equal(found[1].permute(1, 2, 0), pixels)
+    assert np.array_equal(_images([tmp_path / "colour.png"], inputs, resized=True)[0], found[0])
+    Image.fromarray(pixels[:, :6]).save(tmp_path / "narrow.png")
+    with pytest.raises(UserError, match=r"is 6x8 pixels, .* trained on 8x8; --resize makes it so"):
+        _images([tmp_path / "colour.png", tmp_path / "narrow.png"], inputs, resized=False)
 
 
 def test_predict_resizes_images_as_the_data_set_itself_does(tmp_path, capsys, monkeypatch):
