@@ -139,6 +139,42 @@ def test_watch_follows_a_run_to_its_end(runs, tmp_path):
     assert told == ["2/6", "3/6", "4/6", "5/6", "6/6"]
 
 
+def test_watch_follows_a_run_that_goes_back_and_on_with_more_rounds(runs, monkeypatch):
+    path, config = runs / "avg-0" / "metrics.jsonl", runs / "avg-0" / "config.json"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:5]))
+    steps = iter([lines[:3], lines[:4], lines[:6], lines])  # resumed from round 3, gone on with, ended
+
+    def work(_):
+        path.write_text("".join(next(steps)))
+
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rounds": 8}))
+    followed = watch.Follower(Run(runs / "avg-0"))
+    followed.look()
+    assert not followed.finished
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rounds": 6}))
+    path.write_text("".join(lines))
+    followed.look()
+    assert followed.finished
+    path.write_text("".join(lines[:5]))
+    monkeypatch.setattr(watch.time, "sleep", work)
+    found = invoke("watch", runs / "avg-0")
+    told = [line.split()[2] for line in found.output.splitlines()[1:]]
+    assert told == ["5/6", "4/6", "5/6", "6/6"]
+
+
+def test_watch_names_the_last_who_failed(tmp_path):
+    follower = watch.Follower(Run(write(tmp_path / "run")))
+    follower.look()
+    follower.records[1]["failures"] = ["client 4 gave NaN"]
+    follower.records[3]["failures"] = ["client 7 gave NaN", "client 2 gave NaN"]
+    console = Console(width=200, force_terminal=False, record=True, file=io.StringIO())
+    console.print(watch.view(follower, 200))
+    said = console.export_text()
+    assert "3 visits left out, last in round 4: client 2 gave NaN" in said
+    assert "2.75 s a round; " in said
+
+
 def test_watch_draws_a_panel_on_a_terminal(runs):
     run = watch.Follower(Run(runs / "avg-0"))
     assert run.look()
@@ -174,6 +210,11 @@ def test_time_left_is_the_pace_of_the_last_rounds(tmp_path):
     run = watch.Follower(Run(write(tmp_path / "run", rounds=10, played=4)))
     run.look()
     assert run.left == pytest.approx(6 * (2.0 + 0.5 + 0.25))
+    run = watch.Follower(Run(write(tmp_path / "longer", rounds=20, played=15)))
+    run.look()
+    for record in run.records[:5]:  # something else was going on there
+        record["seconds"]["train"] = 100.0
+    assert run.left == pytest.approx(5 * (2.0 + 0.5 + 0.25))
 
 
 def test_a_rounds_seconds_are_all_that_it_took_wherever_they_are_shown():
@@ -194,6 +235,7 @@ def test_a_sparkline_is_the_mean_of_what_it_stands_for():
     assert watch.sparkline([0, 0, 1, 1], 2) == "▁█"
     assert watch.sparkline([float("nan"), 2.0], 9) == " █"
     assert watch.sparkline([], 9) == ""
+    assert watch.sparkline([0.0, 0.0], 9, 0.0, 0.0) == "▁▁"  # of a loss that is none
 
 
 def test_a_run_cannot_command_the_terminal(tmp_path):

@@ -202,7 +202,6 @@ def _tell(followed: Sequence[Follower], once: bool, every: float) -> None:
         _say(f"{run.name}: round {len(run.records)} of {run.config['rounds']}, {run.state}")
     while True:
         for run in followed:
-            told[run.path] = min(told[run.path], len(run.records))  # a resumed run may have gone back
             for record in run.records[max(told[run.path], 0) :]:
                 _say(f"{run.name}: round {record['round']}/{run.config['rounds']}  {line(record)}")
             told[run.path] = len(run.records)
