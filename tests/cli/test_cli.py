@@ -1,5 +1,6 @@
 """The command line as a stranger meets it: what it prints, what it leaves, how it exits."""
 
+import io
 import json
 import os
 import shlex
@@ -767,3 +768,39 @@ def test_runs_of_one_algorithm_are_told_apart_while_they_run(call):
     assert "fedprox:2 seed 0: 1 rounds" in out
     code, out, _ = call("run", *SMALL, "--algorithm", "fedntd")
     assert "fedntd seed 0: 2 rounds" in out
+
+
+def a_round(number, failures=()):
+    return {"round": number, "failures": list(failures), "seconds": {"train": 1.0}}
+
+
+CONFIG = {"algorithm": {"name": "fedavg"}, "seed": 0, "rounds": 6}
+
+
+def test_a_log_has_a_line_now_and_then_and_one_of_every_failure_and_of_the_end(capsys, monkeypatch):
+    now = iter([100.0, 101.0, 101.5, 102.5, 103.0, 103.4])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    lines = progress.Lines(Console(width=80))
+    lines.begin(CONFIG, [])
+    for number in range(1, 7):
+        lines.record(a_round(number, ["client 3 gave NaN"] if number == 3 else []))
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "fedavg seed 0: 6 rounds"
+    assert [line.split()[1] for line in said[1:]] == ["1/6", "3/6", "6/6"]
+    assert said[2] == "round 3/6  1.00 s/round  1 clients left out: client 3 gave NaN"
+    lines.begin(CONFIG, [{}] * 4)
+    assert capsys.readouterr().out == "fedavg seed 0: 6 rounds after round 4\n"
+
+
+def test_a_bar_begins_where_the_run_goes_on():
+    drawn = io.StringIO()
+    bar = progress.Bar(Console(file=drawn, width=120, force_terminal=True), 2)
+    bar.begin(CONFIG, [{}] * 4)
+    bar.end()
+    assert "4/6" in drawn.getvalue()
+    assert "fedavg seed 0 (1 of 2)" in drawn.getvalue()
+    bar.begin(CONFIG, [])
+    bar.record(a_round(2))
+    bar.end()
+    assert "fedavg seed 0 (2 of 2)" in drawn.getvalue()
+    assert "2/6" in drawn.getvalue()
