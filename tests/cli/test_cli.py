@@ -1,5 +1,6 @@
 """The command line as a stranger meets it: what it prints, what it leaves, how it exits."""
 
+import errno
 import io
 import json
 import os
@@ -7,6 +8,7 @@ import shlex
 import signal
 import sys
 import time
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -804,3 +806,27 @@ def test_a_bar_begins_where_the_run_goes_on():
     bar.end()
     assert "fedavg seed 0 (2 of 2)" in drawn.getvalue()
     assert "2/6" in drawn.getvalue()
+
+
+def test_what_cannot_be_shown_is_said_once():
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "no space left")
+
+    console = Console(file=Full(), width=80)
+    sink = progress.shown(console)
+    with pytest.warns(RuntimeWarning, match=r"cannot be shown any more \(no space left\)"):
+        sink.begin(CONFIG, [])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sink.record(a_round(6))
+        sink.end()
+
+
+def test_an_algorithm_of_ones_own_is_shown_without_its_folder(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom fedrecall import FedAvg\n"
+        "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    mu: float = 1.0\n"
+    )
+    made = configs.make({"algorithm": f"{tmp_path}/mine.py:Mine:mu=2", "seed": 3})
+    assert progress.name(configs.as_dict(made)) == "mine.py:Mine:2 seed 3"
