@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
 from fedrecall.flower import code as codes
 from fedrecall.flower import hosting, server, wire
-from fedrecall.flower.nodes import Nodes
+from fedrecall.flower.nodes import Facts, Nodes
 from fedrecall.flower.wire import Report
 from fedrecall.records import RunFolder
 from fedrecall.reports.runs import trained
@@ -671,6 +672,71 @@ def test_a_run_is_not_resumed_on_other_statistics_of_the_servers_own_data(tmp_pa
     files.write_json(path, {**files.read_json(path), "mean": [0.125]})
     with pytest.raises(UserError, match="other channel statistics than when the run was begun"):
         play(Grid(nodes(tmp_path)), **run, rounds=3)
+
+
+def test_a_run_that_noted_nothing_of_columns_goes_on_again_and_again(tmp_path, monkeypatch):
+    """As earlier versions did not: the nodes' own are taken, whatever they are."""
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    write_table(tmp_path / "table", UNLIKE, UNLIKE[:12])
+    held = nodes(tmp_path / "m", data=f"folder:{tmp_path}/table", divide=False)
+    run = {"dataset": "", "auxiliary_per_class": "", "model": "mlp:4", "out": str(tmp_path / "run")}
+    play(Grid(held), **run, rounds=1)
+    path = tmp_path / "run" / "federation.json"
+    noted = files.read_json(path)
+    assert noted.pop("columns") == ["a", "b"]
+    files.write_json(path, noted)
+    for rounds in (2, 3):
+        grid = Grid(held)
+        assert play(grid, **run, rounds=rounds, resume=True).history[-1]["failures"] == []
+        assert told(grid)[0]["mean"] == noted["mean"]
+        assert files.read_json(path)["columns"] is None
+
+
+def test_what_was_agreed_on_before_anything_was_played_is_agreed_on_anew(tmp_path):
+    run = {"dataset": "", "auxiliary_per_class": "", "rounds": 1}
+    play(Grid(nodes(tmp_path)), **run, out=str(tmp_path / "other"))
+    (tmp_path / "run").mkdir()
+    held = files.read_json(tmp_path / "other" / "federation.json")
+    files.write_json(tmp_path / "run" / "federation.json", held)
+    grid = Grid(apart(tmp_path))
+    play(grid, **run, out=str(tmp_path / "run"), resume=True)
+    assert told(grid)[0]["mean"] != held["mean"]
+    assert files.read_json(tmp_path / "run" / "federation.json")["run"] == held["run"]
+
+
+def test_nodes_are_told_the_statistics_of_the_servers_own_data(tmp_path):
+    grid = Grid(nodes(tmp_path))
+    own = "synthetic:classes=3,train=90,test=30,seed=4"
+    result = play(grid, dataset=own, rounds=1)
+    (said,) = told(grid)
+    assert said["mean"] == pytest.approx(load_data(own).mean.tolist(), rel=1e-6)
+    assert said["mean"] != pytest.approx(load_data(BASE["dataset"]).mean.tolist(), rel=1e-3)
+    assert result.federation.dataset.mean.tolist() == pytest.approx(said["mean"])
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (
+            "synthetic:classes=3,train=60,test=30,channels=2",
+            r"has examples of \[2, 8, 8\] .* have \[1, 8, 8\]",
+        ),
+        ("synthetic:classes=4,train=60,test=30", r"in 4 classes, the nodes have .* in 3; or the"),
+    ],
+)
+def test_a_server_whose_data_are_of_another_kind_is_refused(own, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        play(Grid(nodes(tmp_path)), dataset=own, rounds=1)
+
+
+def test_a_federation_is_the_same_whose_images_were_decoded_elsewhere():
+    def statistics(mean, std=(0.25,)):
+        data = wire.Data(["a", "b"], [mean], list(std))
+        held = SimpleNamespace(config=configs.make({}), hosting=SimpleNamespace(secure="off"), examples=[1])
+        return server.marks(Facts((1, 8, 8), data, ()), held)["statistics"]
+
+    assert statistics(0.5) == statistics(0.500004) != statistics(0.5003)
+    assert statistics(0.5) != statistics(0.5, [0.26])
 
 
 def test_a_lost_upload_does_not_move_the_memory_that_the_server_means(tmp_path):
