@@ -48,6 +48,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known) + "."
 
 
+def sentence(said: object) -> str:
+    """What was said with a full stop at its end, which others' sentences may have already."""
+    text = str(said)
+    return text if text.endswith(".") else f"{text}."
+
+
 def printable(text: str) -> str:
     """The text without what would command a terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

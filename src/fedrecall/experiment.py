@@ -28,7 +28,7 @@ from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import Dataset, load
 from fedrecall.data.federation import Federation, set_apart, sound
 from fedrecall.data.partitions import PARTITIONS
-from fedrecall.errors import Diverged, Interrupted, UserError
+from fedrecall.errors import Diverged, Interrupted, UserError, sentence
 from fedrecall.measures import MEASURES
 from fedrecall.measures.accuracy import Evaluation, Recall, accuracy, class_accuracy, evaluate
 from fedrecall.measures.moment import Moment
@@ -425,10 +425,10 @@ class Experiment:
     def check_failures(self, failures: Sequence[Failure], visits: int) -> None:
         """Raise UserError if a round with these failures cannot count."""
         if failures and self.config.on_failure == "stop":
-            raise Diverged(f"{failures[0]}. {self.kept}")
+            raise Diverged(f"{sentence(failures[0])} {self.kept}")
         if len(failures) == visits:
             raise Diverged(
-                f"every client of the round failed, first {failures[0]}. {self.kept}{self._way_back}"
+                f"every client of the round failed, first {sentence(failures[0])} {self.kept}{self._way_back}"
             )
 
     @property

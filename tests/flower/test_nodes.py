@@ -571,8 +571,9 @@ def test_too_few_uploads_stop_the_run_which_can_be_resumed(tmp_path):
     out = str(tmp_path / "run")
     with pytest.raises(
         UserError, match=r"round 2 has 1 of 3 uploads, and min_clients is 2: client [12], round 2"
-    ):
+    ) as stopped:
         play(grid, min_clients=2, algorithm="scaffold", out=out)
+    assert ".." not in str(stopped.value)
     silent["on"] = False
     result = play(grid, min_clients=2, algorithm="scaffold", out=out, resume=True)
     assert [r["failures"] for r in result.history] == [[], [], []]
@@ -727,6 +728,20 @@ def test_nodes_are_told_the_statistics_of_the_servers_own_data(tmp_path):
 def test_a_server_whose_data_are_of_another_kind_is_refused(own, said, tmp_path):
     with pytest.raises(UserError, match=said):
         play(Grid(nodes(tmp_path)), dataset=own, rounds=1)
+
+
+def test_a_round_in_which_everybody_failed_is_told_in_sentences(tmp_path):
+    def tamper(node: int, reply: Message) -> Message | None:
+        asked = grid.sent[-1].metadata.message_type
+        return (
+            Message(wire.pack(wire.Refusal("no room.")), reply_to=grid.sent[-1])
+            if asked == "train"
+            else reply
+        )
+
+    grid = Grid(nodes(tmp_path), tamper)
+    with pytest.raises(UserError, match=r"first client \d, round 1: no room\. A run without a folder"):
+        play(grid)
 
 
 def test_a_federation_is_the_same_whose_images_were_decoded_elsewhere():

@@ -18,7 +18,7 @@ from fedrecall.config import Config
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import Dataset, Split, load
 from fedrecall.data.federation import Federation, set_apart
-from fedrecall.errors import Malformed, UserError
+from fedrecall.errors import Malformed, UserError, sentence
 from fedrecall.experiment import DTYPES, Experiment, Result, check_folder, device_of, normalised
 from fedrecall.flower import hosting as hostings
 from fedrecall.flower import wire
@@ -182,7 +182,7 @@ class Run(Experiment):
         if visits - len(failures) < self.hosting.min_clients:
             raise UserError(
                 f"round {len(self.history) + 1} has {visits - len(failures)} of {visits} uploads, and "
-                f"min_clients is {self.hosting.min_clients}: {failures[0]}. {self.kept}"
+                f"min_clients is {self.hosting.min_clients}: {sentence(failures[0])} {self.kept}"
             )
 
 
