@@ -28,7 +28,7 @@ from tests.flower.grids import Grid
 from fedrecall import __version__, files, trees
 from fedrecall import config as configs
 from fedrecall.algorithms import ALGORITHMS
-from fedrecall.data.augmentation import plain
+from fedrecall.data.augmentation import Augmentation, plain
 from fedrecall.data.datasets import load as load_data
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
@@ -544,6 +544,21 @@ def test_a_model_that_a_finite_upload_spoiled_is_left_by_going_back_a_checkpoint
     same(result.weights, alone(algorithm="scaffold", rounds=3).server.weights)
 
 
+def test_the_log_says_how_a_round_went_and_who_was_left_out(caplog):
+    caplog.set_level("INFO", "flwr")
+    lines = server.Lines(7)
+    lines.begin({"algorithm": {"name": "fedavg"}, "augmentation": "flip"}, [{}, {}])
+    record = {"round": 3, "chains": [[4, 2], [1]], "failures": ["client 2, round 3: gone"], "train_loss": 0.5}
+    lines.record(record | {"seconds": {"train": 2.0}})
+    lines.record(record | {"failures": [], "seconds": {"train": 2.0}, "accuracy": 0.25, "forgetting": 0.125})
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("INFO", "fedavg, rounds 3 to 7, augmentation flip"),
+        ("INFO", "round 3 of 7: 2 of 3 clients, 2.0 s, loss 0.5000"),
+        ("WARNING", "left out: client 2, round 3: gone"),
+        ("INFO", "round 3 of 7: 3 of 3 clients, 2.0 s, loss 0.5000, accuracy 25.00%, forgetting 0.125"),
+    ]
+
+
 def test_the_log_says_how_examples_are_augmented(tmp_path, caplog):
     """Without data the server cannot know what suits the nodes', so it is none unless somebody says."""
     for given, taken in ({"dataset": ""}, "none"), ({"dataset": "", "augmentation": "flip"}, "flip"):
@@ -715,6 +730,47 @@ def test_nodes_are_told_the_statistics_of_the_servers_own_data(tmp_path):
     assert result.federation.dataset.mean.tolist() == pytest.approx(said["mean"])
 
 
+def test_nodes_are_told_the_statistics_of_the_servers_own_table_as_it_was_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    write_table(tmp_path / "table", UNLIKE, UNLIKE[:12])
+    values = [float(row.split(",")[0]) for row in UNLIKE[::2]]
+    write_table(
+        tmp_path / "own",
+        [f"{a!r},5.0,{row[-1]}" for a, row in zip(values, UNLIKE[::2], strict=True)],
+        UNLIKE[:12],
+    )
+    grid = Grid(nodes(tmp_path / "m", data=f"folder:{tmp_path}/table"))
+    play(grid, dataset=f"folder:{tmp_path}/own", auxiliary_per_class=0, model="mlp:4", rounds=1)
+    (said,) = told(grid)
+    assert said["mean"] == pytest.approx([sum(values) / len(values), 5.0])
+    assert said["std"] == pytest.approx(
+        [torch.tensor(values, dtype=torch.float64).std(correction=0).item(), 1.0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "held"),
+    [("fedavg", 4, 4), ("fedssd", 2, 2), ("fedssd:auxiliary_per_class=6", "", 6)],
+)
+def test_the_server_sets_apart_as_many_of_its_examples_as_was_said(algorithm, given, held):
+    found = describe(algorithm=algorithm, auxiliary_per_class=given)
+    assert torch.bincount(found.auxiliary.y).tolist() == [held] * 3
+
+
+def describe(**settings):
+    """The federation of a server that has data of its own."""
+    data = "synthetic:classes=3,train=90,test=30"
+    dataset = load_data(data)
+    config, _ = hosting.read({**BASE, "dataset": data, **settings})
+    agreed = wire.Data(["0", "1", "2"], dataset.mean.tolist(), dataset.std.tolist())
+    return server.describe(config, Facts(dataset.shape, agreed, ()), dataset)
+
+
+def test_the_servers_test_examples_are_augmented_as_was_said():
+    for said in ("none", "flip"):
+        assert describe(test_augmentation=said).test_augmentation == Augmentation.parse(said)
+
+
 @pytest.mark.parametrize(
     ("own", "said"),
     [
@@ -789,8 +845,9 @@ def test_clients_remember_what_is_needed_and_no_more(tmp_path):
 
 
 def test_nothing_is_remembered_where_there_is_nothing_to_remember(tmp_path):
-    play(Grid(nodes(tmp_path / "m")), algorithm="fedntd", rounds=1)
+    play(Grid(nodes(tmp_path / "m")), algorithm="fedntd", rounds=1, out=str(tmp_path / "run"))
     assert not (tmp_path / "m").exists()
+    assert not list((tmp_path / "run").rglob("*client-*"))  # nor has the server receipts
 
 
 def test_a_node_that_lost_its_memory_says_so(tmp_path):
