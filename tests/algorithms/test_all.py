@@ -41,6 +41,7 @@ def test_every_algorithm_is_in_the_table():
     assert set(ALGORITHMS) == {case.name for case in CASES}
 
 
+@pytest.mark.no_cover  # others cover it, and an algorithm at a time is what takes longest
 @pytest.mark.parametrize(**each(c for c in CASES + VARIANTS if c.equals))
 def test_equals_the_simpler_algorithm_when_its_term_is_off(case: Case):
     on = experiment(case.spec, **case.settings)

@@ -8,6 +8,7 @@ from tests.algorithms.cases import Case, each
 from tests.algorithms.golden import FILE, short_run
 
 
+@pytest.mark.no_cover  # others cover it, and an algorithm at a time is what takes longest
 @pytest.mark.parametrize(**each())
 def test_trains_on_digits_as_before(case: Case):
     kept = json.loads(FILE.read_text())

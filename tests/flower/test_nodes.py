@@ -31,7 +31,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.augmentation import Augmentation, plain
 from fedrecall.data.datasets import load as load_data
 from fedrecall.errors import UserError
-from fedrecall.experiment import Experiment
+from fedrecall.experiment import Experiment, federate
 from fedrecall.flower import code as codes
 from fedrecall.flower import hosting, server, wire
 from fedrecall.flower.nodes import Facts, Nodes
@@ -544,6 +544,21 @@ def test_a_model_that_a_finite_upload_spoiled_is_left_by_going_back_a_checkpoint
     same(result.weights, alone(algorithm="scaffold", rounds=3).server.weights)
 
 
+def test_a_run_that_cannot_begin_leaves_its_folder_to_others(tmp_path, monkeypatch):
+    def fail(*_):
+        raise UserError("enough")
+
+    run = {"out": str(tmp_path / "run"), "rounds": 1}
+    with monkeypatch.context() as patched:
+        patched.setattr(server.payloads, "declared", fail)
+        with pytest.raises(UserError, match="enough"):
+            play(Grid(nodes(tmp_path)), **run)
+    folder = RunFolder(tmp_path / "run")
+    folder.acquire()
+    folder.release()
+    assert len(play(Grid(nodes(tmp_path)), **run).history) == 1
+
+
 def test_the_log_says_how_a_round_went_and_who_was_left_out(caplog):
     caplog.set_level("INFO", "flwr")
     lines = server.Lines(7)
@@ -753,15 +768,24 @@ def test_nodes_are_told_the_statistics_of_the_servers_own_table_as_it_was_read(t
     [("fedavg", 4, 4), ("fedssd", 2, 2), ("fedssd:auxiliary_per_class=6", "", 6)],
 )
 def test_the_server_sets_apart_as_many_of_its_examples_as_was_said(algorithm, given, held):
-    found = describe(algorithm=algorithm, auxiliary_per_class=given)
+    settings = {"algorithm": algorithm, "auxiliary_per_class": given}
+    found = describe(**settings)
     assert torch.bincount(found.auxiliary.y).tolist() == [held] * 3
+    config, _ = hosting.read(
+        {**SERVERS, **settings, "partition_seed": 9}
+    )  # which deals as it does on one machine
+    alone = federate(config, load_data(SERVERS["dataset"]), ALGORITHMS.make(config.algorithm))
+    assert describe(**settings, partition_seed=9).auxiliary_part.tolist() == alone.auxiliary_part.tolist()
+    assert found.auxiliary_part.tolist() != alone.auxiliary_part.tolist()
+
+
+SERVERS = {**BASE, "dataset": "synthetic:classes=3,train=90,test=30"}
 
 
 def describe(**settings):
     """The federation of a server that has data of its own."""
-    data = "synthetic:classes=3,train=90,test=30"
-    dataset = load_data(data)
-    config, _ = hosting.read({**BASE, "dataset": data, **settings})
+    dataset = load_data(SERVERS["dataset"])
+    config, _ = hosting.read({**SERVERS, **settings})
     agreed = wire.Data(["0", "1", "2"], dataset.mean.tolist(), dataset.std.tolist())
     return server.describe(config, Facts(dataset.shape, agreed, ()), dataset)
 
