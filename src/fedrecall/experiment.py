@@ -652,20 +652,23 @@ def _plain(name: str, found: Any) -> Any:
     return found
 
 
+def auxiliary_per_class(config: Config, algorithm: FedAvg) -> int:
+    """Examples of each class that the server holds: as many as the config says, or the algorithm needs."""
+    said, needed = config.auxiliary_per_class, algorithm.auxiliary_per_class
+    if said is None:
+        return needed
+    if said < needed:
+        raise UserError(f"{config.algorithm['name']} needs auxiliary_per_class >= {needed}, not {said}.")
+    return said
+
+
 def federate(
     config: Config, dataset: Dataset, algorithm: FedAvg, folder: RunFolder | None = None
 ) -> Federation:
     """Divide the data set as the config says, or as the run folder has it, on the config's device."""
     dataset = sound(dataset)
     labels = dataset.train.y.cpu().numpy()
-    seed = config.dealing_seed
-    per_class = config.auxiliary_per_class
-    per_class = algorithm.auxiliary_per_class if per_class is None else per_class
-    if per_class < algorithm.auxiliary_per_class:
-        raise UserError(
-            f"{config.algorithm['name']} needs auxiliary_per_class >= {algorithm.auxiliary_per_class}, "
-            f"not {per_class}."
-        )
+    seed, per_class = config.dealing_seed, auxiliary_per_class(config, algorithm)
     rest, auxiliary = np.arange(len(labels), dtype=np.int64), None
     if per_class:
         rest, auxiliary = set_apart(labels, dataset.classes, per_class, seed)

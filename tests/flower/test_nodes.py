@@ -765,7 +765,7 @@ def test_nodes_are_told_the_statistics_of_the_servers_own_table_as_it_was_read(t
 
 @pytest.mark.parametrize(
     ("algorithm", "given", "held"),
-    [("fedavg", 4, 4), ("fedssd", 2, 2), ("fedssd:auxiliary_per_class=6", "", 6)],
+    [("fedavg", 4, 4), ("fedssd:auxiliary_per_class=2", 3, 3), ("fedssd:auxiliary_per_class=6", "", 6)],
 )
 def test_the_server_sets_apart_as_many_of_its_examples_as_was_said(algorithm, given, held):
     settings = {"algorithm": algorithm, "auxiliary_per_class": given}
@@ -777,6 +777,11 @@ def test_the_server_sets_apart_as_many_of_its_examples_as_was_said(algorithm, gi
     alone = federate(config, load_data(SERVERS["dataset"]), ALGORITHMS.make(config.algorithm))
     assert describe(**settings, partition_seed=9).auxiliary_part.tolist() == alone.auxiliary_part.tolist()
     assert found.auxiliary_part.tolist() != alone.auxiliary_part.tolist()
+
+
+def test_a_server_that_holds_too_little_is_refused_as_on_one_machine():
+    with pytest.raises(UserError, match=r"fedssd needs auxiliary_per_class >= 64, not 4\."):
+        describe(algorithm="fedssd")
 
 
 SERVERS = {**BASE, "dataset": "synthetic:classes=3,train=90,test=30"}

@@ -19,7 +19,15 @@ from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import Dataset, Split, load
 from fedrecall.data.federation import Federation, set_apart
 from fedrecall.errors import Malformed, UserError, sentence
-from fedrecall.experiment import DTYPES, Experiment, Result, check_folder, device_of, normalised
+from fedrecall.experiment import (
+    DTYPES,
+    Experiment,
+    Result,
+    auxiliary_per_class,
+    check_folder,
+    device_of,
+    normalised,
+)
 from fedrecall.flower import hosting as hostings
 from fedrecall.flower import wire
 from fedrecall.flower.hosting import Hosting
@@ -292,9 +300,7 @@ def describe(config: Config, facts: Facts, own: Dataset | None) -> Federation:
         mean, std = (torch.tensor(v, dtype=torch.float64) for v in (facts.data.mean, facts.data.std))
         names, columns = tuple(facts.data.classes), facts.columns or ()
         own = Dataset("elsewhere", names, nothing, nothing, mean, std, features=columns)
-    algorithm = ALGORITHMS.make(config.algorithm)
-    per_class = config.auxiliary_per_class
-    per_class = algorithm.auxiliary_per_class if per_class is None else per_class
+    per_class = auxiliary_per_class(config, ALGORITHMS.make(config.algorithm))
     auxiliary = None
     if per_class:
         if not len(own.train):
