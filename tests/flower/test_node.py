@@ -16,6 +16,7 @@ from fedrecall.algorithms.scaffold import Memory
 from fedrecall.data.datasets import load
 from fedrecall.errors import UserError
 from fedrecall.experiment import federate
+from fedrecall.flower import code as codes
 from fedrecall.flower import wire
 from fedrecall.flower.node import Kept, Node, Silo
 from fedrecall.flower.nodes import _for_nodes
@@ -282,6 +283,15 @@ def test_where_only_registered_names_are_allowed_no_other_model_is_built():
             build("torch.nn:Linear", (1, 8, 8), 10)
         build("mlp:4", (1, 8, 8), 10)
     build("torch.nn:Flatten", (10,), 10)
+
+
+def test_code_is_not_looked_at_that_the_owner_has_not_allowed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "foreign_net.py").write_text("raise SystemExit('it was imported')\n")
+    config = configs.make({"model": "foreign_net:Net"})
+    with Node(client=0, data="digits").guard(), pytest.raises(UserError, match="custom=true"):
+        codes.own(config)
+    assert "foreign_net" not in sys.modules
 
 
 def table(folder: Path, count: int) -> str:
