@@ -15,6 +15,10 @@ from fedrecall import secrecy
         ("sqlite:///mlflow.db", "sqlite:///mlflow.db"),
         ("http://bob@host", "http://bob@host"),
         ("https://ghp_0123456789abcdef@host/a", "https://***@host/a"),
+        (
+            "https://a23456789012345@host and https://a234567890123456@host",
+            "https://a23456789012345@host and https://***@host",
+        ),
     ],
 )
 def test_addresses_are_shown_without_passwords(text, shown):
@@ -28,6 +32,11 @@ def test_commands_are_shown_without_what_their_options_name_as_secret(name):
     shown = secrecy.in_words(words)
     assert shown == ["run", f"--{name}", "***", "--out", "a b", f"-{name}=***", "x://u:***@h", "--token"]
     assert secrecy.in_command(shlex.join(words)) == shlex.join(shown)
+
+
+def test_a_value_that_looks_like_an_option_hides_nothing_after_it():
+    words = ["--password", "--my-key", "shown", "--token", "--key", "--out", "here"]
+    assert secrecy.in_words(words) == ["--password", "***", "shown", "--token", "***", "--out", "here"]
 
 
 @pytest.mark.parametrize("line", ["x --algorithm private:secret=true", "a 'b", "x  --out  'a' # note", ""])

@@ -11,7 +11,7 @@ from fedrecall import trees
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import accuracy, evaluate
 from fedrecall.reports.report import build
-from fedrecall.reports.runs import Run, arrange, open_runs, partly_tested, unfinished, value
+from fedrecall.reports.runs import Run, arrange, in_words, open_runs, partly_tested, unfinished, value
 
 SMALL = {
     "dataset": "synthetic:4,train=200,test=60",
@@ -335,6 +335,105 @@ def test_what_a_run_was_tested_without_is_said(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("count", "ends"), [(4, "client 3"), (5, "client 4"), (6, "1 others"), (9, "4 others")]
+)
+def test_of_many_nodes_without_which_a_run_was_tested_some_are_named(count, ends, tmp_path):
+    path = write(tmp_path / "run", rounds=2) / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    records[1]["untested"] = [f"client {k}, evaluation of round 2: gone" for k in range(count)]
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    (said,) = partly_tested(open_runs([tmp_path]))
+    assert said.removesuffix(" in round 2").endswith(ends)
+    assert said.count("client") == min(count, 5)
+
+
+def test_of_equal_runs_the_one_that_was_looked_at_more_often_counts(tmp_path):
+    seldom = write(tmp_path / "a") / "metrics.jsonl"
+    records = [json.loads(line) for line in seldom.read_text().splitlines()]
+    del records[2]["accuracy"]
+    seldom.write_text("".join(json.dumps(r) + "\n" for r in records))
+    write(tmp_path / "b", evaluate_every=1)
+    (group,) = arrange(open_runs([tmp_path]))
+    assert [r.name for r in group.runs] == ["b"]
+
+
+def test_data_have_the_digest_that_was_noted_and_where_they_are_from(tmp_path):
+    data = {"name": "mine", "train": 9, "test": 3, "digest": "abcd"}
+    told = []
+    for name, more in (("a", {}), ("b", {"origins": "ef"})):
+        told.append(Run(write(tmp_path / name, made={**MADE, "data": data | more})).noted["data"])
+    assert told == ["data 9+3 abcd", "data 9+3 abcd ef"]
+
+
+def test_a_client_without_examples_has_no_distribution(tmp_path):
+    run = write(tmp_path / "run")
+    held = json.loads((run / "partition.json").read_text())
+    held["meta"]["counts"] = [[0, 0, 0], [1, 2, 1]]
+    (run / "partition.json").write_text(json.dumps(held))
+    assert Run(run).distributions.tolist() == [[0, 0, 0], [0.25, 0.5, 0.25]]
+    held["meta"]["counts"][0][1] = -1
+    (run / "partition.json").write_text(json.dumps(held))
+    with pytest.raises(UserError, match="counts are not whole numbers"):
+        _ = Run(run).counts
+
+
+def test_a_run_is_looked_at_on_the_cpu_and_with_its_own_data_alone(tmp_path):
+    made = fedrecall.run(tmp_path / "run", **SMALL | {"rounds": 1})
+    path = tmp_path / "run" / "config.json"
+    held = json.loads(path.read_text())
+    path.write_text(json.dumps(held | {"device": "cuda", "backend": "vectorised"}))
+    run = Run(tmp_path / "run")
+    assert (run.settings.device, str(run.settings.backend)) == ("cpu", "serial")
+    assert torch.equal(run.dataset.test.y, made.federation.dataset.test.y)
+    path.write_text(json.dumps(held | {"dataset": held["dataset"] | {"seed": 1}}))
+    with pytest.raises(UserError, match=r"begun on other data.*name their folder with --data-root"):
+        _ = Run(tmp_path / "run").dataset
+
+
+MINE = """
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fedrecall import FedAvg
+from fedrecall.models.model import Weights
+
+class State(NamedTuple):
+    weights: Weights
+    first: Weights
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    \"\"\"Keeps the model that it began with.\"\"\"
+    def start(self, weights):
+        return State(weights, weights)
+    def aggregate(self, server, ups, cohort):
+        return State(cohort.mean(ups.weights), server.first)
+"""
+
+
+def test_the_model_is_the_one_that_clients_get_whatever_else_the_server_keeps(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    result = fedrecall.run(tmp_path / "run", algorithm=f"{tmp_path}/mine.py:Mine", **SMALL)
+    found, first = Run(tmp_path / "run").weights(), result.model.initial()
+    for name, trained in result.weights.params.items():
+        assert torch.equal(found.params[name], trained)
+        assert not torch.equal(trained, first.params[name])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_federations_data_are_called_by_what_the_server_and_the_nodes_have(own, tmp_path):
+    for name, partition in (("a", "iid"), ("b", "shards:2")):
+        run = of_nodes(tmp_path / name, AGREED, partition=partition)
+        if own:
+            held = json.loads((run / "config.json").read_text())
+            (run / "config.json").write_text(json.dumps(held | {"dataset": {"name": "digits"}}))
+    said = [in_words(run.complete) for run in open_runs([tmp_path])]
+    assert said[0]["dataset"] == said[1]["dataset"]
+    assert said[0]["dataset"].startswith("digits and nodes' data (" if own else "nodes' data (")
+    assert [w["partition"] for w in said] == ["iid where nodes divide", "shards:2 where nodes divide"]
+
+
 def test_experiments_whose_numbers_differ_late_have_names_of_their_own(tmp_path):
     for name, lr in (("a", 1e-5), ("b", 1e-5 + 1e-12)):
         write(tmp_path / name, training={"lr": lr})
@@ -358,13 +457,15 @@ def test_of_a_group_the_last_value_counts_and_the_rounds_that_all_have(tmp_path)
     (group,) = arrange(open_runs([tmp_path]))
     rounds, values = group.series("accuracy")
     assert rounds.tolist() == [2, 4, 6]
-    assert values.shape == (2, 3)
+    expected = [[r["accuracy"] for r in run.records if r["round"] in (2, 4, 6)] for run in group.runs]
+    assert values.tolist() == expected
     assert group.last("accuracy") == [0.125, 0.125]
 
 
 def test_a_run_that_is_through_is_not_unfinished(tmp_path):
     write(tmp_path / "done")
     write(tmp_path / "begun", seed=1, played=2)
+    write(tmp_path / "idle", seed=2, played=0)
     assert unfinished(open_runs([tmp_path])) == ["begun stands at round 2 of 6"]
 
 

@@ -102,7 +102,8 @@ def test_what_cannot_be_compared_is_refused(bad):
 
 def test_correlation():
     assert S.correlation([1, 2, 3], [-2, -4, -6]) == pytest.approx(-1)
-    assert S.correlation([1, 1, 1], [1, 2, 3]) is None
+    assert S.correlation([1, 1, 1], [1, 2, 3]) is S.correlation([1, 2, 3], [1, 1, 1]) is None
+    assert S.correlation([1], [2]) is None
 
 
 def test_numbers_are_scaled_with_their_spread():
