@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from tests.papers.outcomes import outcome
 
+from fedrecall.errors import UserError
 from fedrecall.files import write_json
 from fedrecall.papers import PAPERS, load_paper, table
-from fedrecall.papers.page import PAGE, render
+from fedrecall.papers.page import PAGE, notes, render
 from fedrecall.papers.results import FOLDER, save
 
 ROOT = Path(__file__).parent.parent.parent
@@ -61,6 +62,19 @@ def test_what_was_made_by_code_that_no_revision_holds_says_so(tmp_path):
         save(outcome(cell, [30.0], seed=seed, git=git), tmp_path)
     page = render(tmp_path)
     assert ", 5 revisions, which the results' files name, among them 0123456789+, unknown\n" in page
+
+
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [
+        ("fedntd/table1 cifar10/shard4: why", r"note on 'fedntd/table1 cifar10/shard4', which is no table"),
+        ("fedntd/table1: 3", r"the note on 'fedntd/table1' must be text"),
+    ],
+)
+def test_a_note_on_nothing_is_refused(note, said, tmp_path):
+    (tmp_path / "notes.yaml").write_text(note + "\n")
+    with pytest.raises(UserError, match=said):
+        notes(tmp_path)
 
 
 def test_a_cell_that_no_run_answers_stands_there_once(tmp_path):

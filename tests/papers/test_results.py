@@ -166,10 +166,20 @@ def test_a_keeper_leaves_the_rounds_that_were_played(tmp_path):
     assert read(path_of(config, tmp_path)).failed == "NaN everywhere"
 
 
+def test_a_keeper_that_was_told_nothing_writes_nothing(tmp_path):
+    config = CELL.config()
+    keeper = Keeper(config, tmp_path, list)
+    keeper.begin({}, [])
+    keeper.end()
+    assert not list(tmp_path.rglob("*.json"))
+
+
 def test_a_round_that_was_not_evaluated_is_refused():
     blind = {k: v for k, v in record(2).items() if k != "accuracy"}
     with pytest.raises(UserError, match="round 2 was not evaluated"):
         outcome(CELL.config(), [record(1), blind, record(3)])
+    with pytest.raises(UserError, match="round 2 was not evaluated"):
+        outcome(CELL.config(), [record(1), record(3)])
 
 
 @pytest.mark.parametrize(
@@ -178,6 +188,9 @@ def test_a_round_that_was_not_evaluated_is_refused():
         (lambda held: held.update(format="other"), "is not a result"),
         (lambda held: held.pop("accuracy"), "is not a whole result"),
         (lambda held: held["accuracy"].pop(), "do not agree"),
+        (lambda held: held["forgetting"].pop(), "do not agree"),
+        (lambda held: held["client_seconds"].pop(), "do not agree"),
+        (lambda held: held["rounds"].update(done=1), "do not agree"),
         (lambda held: held["config"].update(colour="red"), "has no 'colour'"),
         (lambda held: held["made"].update(earlier={"cpu": "x"}), "is not a whole result"),
     ],

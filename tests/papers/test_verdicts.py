@@ -57,6 +57,14 @@ def test_within_two_spreads_is_reproduced_and_within_one_is_said(last, word, wit
     assert v.measured.summary.n == 1
 
 
+def test_a_run_that_went_further_is_judged_by_the_papers_last_round():
+    longer = outcome(CELL, [*ending(52.6), *[70.0] * 50], forgetting=[0.43] * 200 + [0.1] * 50, rounds=250)
+    for quantity, measured in (("accuracy", 52.6), ("forgetting", 0.43)):
+        v = verdict(longer, quantity=quantity)
+        assert v.measured.summary.mean == pytest.approx(measured)
+        assert v.word == REPRODUCED
+
+
 def test_our_own_spread_widens_nothing():
     """Runs far from each other and from the published number are no reproduction of it on average."""
     runs = [outcome(CELL, ending(a), seed=s) for s, a in enumerate((46.0, 50.0, 54.0))]
