@@ -18,10 +18,13 @@ from fedrecall.cli.app import app
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import accuracy, class_accuracy, consistency, evaluate, in_local
+from fedrecall.measures.alignment import preferences
+from fedrecall.measures.features import circle_density, features, on_circle
 from fedrecall.models.networks import MODELS
 from fedrecall.papers import table
 from fedrecall.reports.figures import FIGURES, draw
 from fedrecall.reports.figures.figure import heat, legend_below, page
+from fedrecall.reports.figures.forgetting import skew
 from fedrecall.reports.figures.replayed import stages
 from fedrecall.reports.figures.sequential import SequentialForgetting
 from fedrecall.reports.gallery import PICTURES, RUNS
@@ -126,6 +129,19 @@ def test_forgetting_from_even_to_skewed(runs, out):
     curve = data["consistency"][0]
     assert curve["rounds"] == [2, 3]
     assert curve["mean"] == pytest.approx([r["consistency"] for r in Run(*runs("iid-0")).records[1:]])
+    both = [[r["consistency"] for r in Run(p).records[1:]] for p in runs("fedavg-0", "fedavg-1")]
+    assert data["consistency"][1]["mean"] == pytest.approx(np.mean(both, axis=0))
+
+
+def test_skew_is_the_mean_distance_of_clients_labels_from_all_clients(tmp_path):
+    run = write(tmp_path / "run")
+    held = json.loads((run / "partition.json").read_text())
+    held["meta"]["counts"] = [[10, 0, 0], [0, 10, 0]]
+    (run / "partition.json").write_text(json.dumps(held))
+    assert skew(Run(run)) == pytest.approx(0.5)  # half of each client's labels would have to move
+    held["meta"]["counts"] = [[30, 10, 0], [0, 0, 0], [0, 0, 0]]
+    (run / "partition.json").write_text(json.dumps(held))
+    assert skew(Run(run)) == pytest.approx((0 + 0.5 + 0.5) / 3)
 
 
 def skewed(folder, by, **settings):
@@ -195,6 +211,9 @@ def test_distances_and_their_correlation(runs, out):
     points = data["scatter"][0]
     assert len(points["weights"]) == 2 * 3 * 3  # seeds, rounds, clients
     assert points["correlation"] == pytest.approx(correlation(points["distribution"], points["weights"]))
+    measured = [m for p in runs("fedavg-0", "fedavg-1") for _, m in Run(p).measured("divergence")]
+    for key in ("weights", "distribution"):
+        assert points[key] == pytest.approx([v for m in measured for v in m[key]])
 
 
 def test_normalised_pictures_sum_to_one(runs, out):
@@ -245,6 +264,16 @@ def test_preferred_classes_agree_with_themselves(runs, out):
     sent, after = (np.array(row["preferred"][k]) for k in ("global, sent", "aggregated"))
     alive = (sent >= 0) | (after >= 0)
     assert row["alignment"]["aggregated"] == pytest.approx((sent == after)[alive].mean())
+    run = Run(*runs("fedavg-0"))
+    (chosen,) = [[k for chain in r["chains"] for k in chain][:2] for r in run.records[-1:]]
+    assert list(row["preferred"]) == ["global, sent", *(f"client {k}" for k in chosen), "aggregated"]
+    at = stage(run, round_number=2)
+    test = at.federation.test
+    for number, found in ((2, sent), (3, after)):
+        assert found.tolist() == preferences(run.model, run.weights(number), test, ("fc1",))["fc1"].tolist()
+    for k, weights in zip(chosen, at.locals(chosen), strict=True):
+        expected = preferences(run.model, weights, test, ("fc1",))["fc1"]
+        assert row["preferred"][f"client {k}"] == expected.tolist()
 
 
 def test_hypersphere(runs, out):
@@ -253,6 +282,20 @@ def test_hypersphere(runs, out):
     angles = row["models"]["global"]["angles"]
     for density in row["models"]["global"]["classes"]:
         assert np.trapezoid(density, angles) == pytest.approx(1, abs=1e-3)
+    run = Run(*runs("circle"))
+    at = stage(run)
+    models = [at.visit(k).up.weights for k in (0, 1)]
+    assert at.federation.size(0) == at.federation.size(1)  # so that the mean is halfway between them
+    half = [{n: (t + two[n]) / 2 for n, t in one.items()} for one, two in zip(*models, strict=True)]
+    for name, weights in (
+        ("global", run.weights()),
+        ("client 0", models[0]),
+        ("aggregated", type(models[0])(*half)),
+    ):
+        values, labels = features(run.model, weights, at.federation.test)
+        for c, density in enumerate(row["models"][name]["classes"]):
+            own = on_circle(values[labels == c])
+            assert density == pytest.approx(circle_density(own, np.array(angles)), rel=1e-3, abs=1e-4)
     with pytest.raises(UserError, match="--model circle"):
         draw("fedntd/fig18", runs("fedavg-0"), out)
 
@@ -308,6 +351,14 @@ def test_global_against_local_and_one_client(runs, out):
     assert data["rounds"][0] == 1
     assert data["local"][0] == run.records[0]["measures"]["locals"]["class_accuracy"][0]
     assert data["global"][0] == run.records[0]["class_accuracy"]
+    measured = run.records[1]["measures"]["locals"]
+    unlike = [k for k, own in enumerate(run.distributions) if list(own) != list(run.distributions[0])]
+    client = next(k for k in measured["clients"][1:] if k in unlike)
+    data = draw(f"fedssd/fig3:client={client}", runs("fedavg-0"), out).data
+    place = measured["clients"].index(client)
+    at = data["rounds"].index(2)
+    assert data["local"][at] == measured["class_accuracy"][place]
+    assert data["distribution"] == pytest.approx(run.distributions[client].tolist())
 
 
 def test_bubbles_are_the_partition(runs, out):
@@ -341,6 +392,10 @@ def test_consistency_along_chains_is_the_recorded_one_and_broken_where_models_do
     ]
     (found,) = data["consistency"]
     assert found["values"].tolist() == recorded[-last:]
+    seen = [
+        row for _, m in Run(*runs(name)).measured("chain") for c in m["chains"] for row in c["class_accuracy"]
+    ]
+    assert data["class_accuracy"][0]["values"].tolist() == seen[-last:]
     assert found["breaks_before"].tolist() == breaks
     (panel,) = (ax for ax in made.axes if ax.get_title() == "cosine with client before")
     x, y = panel.lines[0].get_data()
@@ -429,6 +484,17 @@ def test_accuracy_over_time_and_time_to_target(runs, out):
     assert bar["seconds"] == pytest.approx(sum(sum(r["seconds"]["clients"]) for r in records[: reached + 1]))
     never = draw("sfedkd/fig7:targets=1.1", runs("fedavg-0"), out).data["bars"][0]
     assert never["seconds"] is None
+    names = runs("fedavg-0", "fedavg-1")
+    two = draw("sfedkd/fig6", names, out).data["lines"][0]
+    waited = [np.cumsum([max(r["seconds"]["clients"]) for r in Run(p).records]) for p in names]
+    assert two["seconds"] == pytest.approx(np.mean(waited, axis=0))
+    best = sorted(max(r["accuracy"] for r in Run(p).records) for p in names)
+    assert best[0] < best[1]
+    bars = draw("sfedkd/fig7", names, out).data["bars"]
+    assert [b["target"] for b in bars] == [round(f * best[0], 3) for f in (0.5, 0.75, 0.9)]
+    assert None not in [b["seconds"] for b in bars]
+    (one,) = draw(f"sfedkd/fig7:targets={best[1]}", names, out).data["bars"]
+    assert (one["seconds"], sorted(r is None for r in one["rounds"])) == (None, [False, True])
 
 
 @pytest.mark.parametrize("name", list(FIGURES))
