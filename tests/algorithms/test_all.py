@@ -110,6 +110,7 @@ def play(run: Any, sampled: list[int], chains: int, number: int = 1, population:
     )
 
 
+@pytest.mark.no_cover  # others cover it, and an algorithm at a time is what takes longest
 @pytest.mark.parametrize(**each())
 def test_company_and_order_change_nobodys_visit(case: Case):
     few, more = experiment(case.spec), experiment(case.spec)

@@ -171,6 +171,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 }
 
 
+@pytest.mark.no_cover  # others cover it, and in a long loop that is what takes longest
 @pytest.mark.parametrize("chunk", [1, 2**23])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_any_network_against_one_example_at_a_time(name, chunk, monkeypatch):

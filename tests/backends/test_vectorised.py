@@ -149,6 +149,7 @@ def test_in_sixteen_bits_beside_single_precision(algorithm: str, norm: str):
                     assert distance(mine, theirs) <= 0.1 * distance(theirs, trees.zeros(theirs))
 
 
+@pytest.mark.no_cover  # others cover it, and in a long loop that is what takes longest
 @pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize(
     "options",
