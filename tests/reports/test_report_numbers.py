@@ -186,7 +186,7 @@ def test_confusion_is_the_last_that_was_recorded_summed_over_seeds(tmp_path):
     assert np.abs(pixels(content, "credibility-0") - 254 * mean).max() <= 0.5
 
 
-def test_a_difference_is_drawn_where_its_numbers_are(tmp_path):
+def test_a_difference_in_forgetting_is_better_where_it_is_lower(tmp_path):
     change = {0: 0.10, 1: 0.02, 2: 0.06}
     for seed, better in change.items():
         write(tmp_path / f"avg-{seed}", seed=seed)
@@ -203,11 +203,6 @@ def test_a_difference_is_drawn_where_its_numbers_are(tmp_path):
     assert "lower is better" in figure[: figure.index("</figcaption>")]
     figure = content[content.index('<figure id="comparison-accuracy"') :]
     assert "higher is better" in figure[: figure.index("</figcaption>")]
-    whisker = re.search(r'class="whisker c\d" style="left:([\d.]+)%;width:([\d.]+)%"', content)
-    dots = re.findall(r'class="dot c\d" style="left:([\d.]+)%"', content)
-    zeros = re.findall(r'class="zero" style="left:([\d.]+)%"', content)
-    assert len(dots) == len(zeros) == 2
-    assert whisker is not None
 
 
 def test_a_whisker_goes_from_end_to_end(tmp_path):
