@@ -48,10 +48,14 @@ def test_a_share_of_one_was_one_client_in_runs_begun_before():
     [
         ({"rouns": 3}, "config has no 'rouns'; did you mean 'rounds'?"),
         ({"rounds": 0}, "rounds = 0 must be >= 1"),
-        ({"sample": 20, "clients": 10}, "there are not that many"),
+        ({"sample": 11, "clients": 10}, "there are not that many"),
         ({"sample": 2.7, "clients": 10}, "sample = 2.7 is no number of clients"),
         ({"sample": "2.7", "clients": 10}, "sample = 2.7 is no number of clients"),
         ({"chains": 11}, "at least as many sampled clients"),
+        ({"chains": 2, "algorithm": "private:fedavg"}, "does not protect: leave chains out"),
+        ({"global_seed": 2**32}, "global_seed = 4294967296 must be in [0, 4.29497e+09]"),
+        ({"model": 3}, "model = 3 is neither a name nor a mapping"),
+        ({"sinks": ["nowhere"]}, "unknown sink 'nowhere'"),
         ({"precision": "float16"}, "one of float32, float64, bfloat16"),
         ({"measures": ["nothing"]}, "unknown measure"),
         ({"training": {"momentum": 1.0}}, "momentum = 1.0 must be in [0, 1)"),
@@ -77,7 +81,10 @@ def test_dotted_keys_reach_into_specs_and_sections():
     assert configs.make(values).dataset["path"].endswith("here")
 
 
-@pytest.mark.parametrize("content", ["a: [", "- 1", "\x00", "&a [*a]", "!!python/object/apply:os.getcwd []"])
+@pytest.mark.parametrize(
+    "content",
+    ["a: [", "- 1", "[]", "{[]: 1, []: 2}", "\x00", "&a [*a]", "!!python/object/apply:os.getcwd []"],
+)
 def test_a_bad_yaml_file_is_a_sentence(tmp_path, content):
     path = tmp_path / "c.yaml"
     path.write_text(content)
@@ -89,9 +96,10 @@ def test_brackets_may_stand_within_one_another_but_not_without_end(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("a: " + "[" * configs.DEEPEST + "]" * configs.DEEPEST)
     assert "a" in configs.load(path)
-    path.write_text("a: " + "[" * 100_000)
-    with pytest.raises(UserError, match="brackets"):
-        configs.load(path)
+    for deep in (configs.DEEPEST + 1, 100_000):
+        path.write_text("a: " + "[" * deep + "]" * deep)
+        with pytest.raises(UserError, match=f"more than {configs.DEEPEST} brackets within one another"):
+            configs.load(path)
 
 
 def test_an_empty_yaml_file_is_the_defaults(tmp_path):
@@ -128,3 +136,15 @@ def test_what_is_said_twice_is_refused(tmp_path):
     (tmp_path / "x.yaml").write_text("seed: 1\ntraining:\n  lr: 1\n  lr: 2\n")
     with pytest.raises(UserError, match="line 3: it says lr twice"):
         configs.load(tmp_path / "x.yaml")
+
+
+def test_configs_differ_where_either_has_what_the_other_has_not():
+    one = {"a": 1, "training": {"lr": 1, "momentum": 0}, "same": [1]}
+    other = {"training": {"lr": 2, "batch_size": 3}, "same": [1], "b": None, "c": 4}
+    assert set(configs.differing(one, other)) == {
+        ("a", 1, None),
+        ("training.lr", 1, 2),
+        ("training.momentum", 0, None),
+        ("training.batch_size", None, 3),
+        ("c", None, 4),
+    }

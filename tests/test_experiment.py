@@ -25,7 +25,7 @@ from fedrecall.algorithms import FedAvg
 from fedrecall.data import partitions
 from fedrecall.data.datasets import Split, load
 from fedrecall.errors import Interrupted, UserError
-from fedrecall.experiment import Experiment
+from fedrecall.experiment import Experiment, device_of
 from fedrecall.measures.accuracy import evaluate
 from fedrecall.records import RunFolder
 
@@ -83,6 +83,10 @@ def test_the_folder_says_what_made_the_run(tmp_path):
     assert torch.__version__.startswith(made["versions"]["torch"].split("+")[0])
     parts, _ = partitions.load(folder / "partition.json", 160)
     assert len(parts) == 8
+    Experiment(config(rounds=2), folder, resume=True).run()
+    starts = json.loads((folder / "made.json").read_text())
+    assert [("run" in start) for start in starts] == [True, False]  # one name, however often it goes on
+    assert starts[0] == made
 
 
 def test_a_run_is_stopped_by_a_signal_after_its_round_and_resumes_bit_for_bit(tmp_path, straight):
@@ -228,6 +232,13 @@ def test_a_round_that_was_recorded_before_the_signal_came_is_saved(tmp_path, str
     again = Experiment(config(), tmp_path / "run", resume=True)
     assert len(again.history) == 2
     assert same(again.run().weights, straight.weights)
+
+
+def test_a_run_that_is_asked_to_stop_a_second_time_stops_at_once():
+    run = Experiment(config())
+    run.ask_to_stop(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        run.ask_to_stop(signal.SIGTERM)
 
 
 def test_a_run_without_a_folder_does_not_say_that_it_saved():
@@ -401,6 +412,13 @@ def test_where_a_saved_model_cannot_be_trained_on_the_way_back_is_said(tmp_path,
             Experiment(config(**settings), tmp_path / "run").run()
     with pytest.raises(UserError, match="too far gone"):
         Experiment(config(**settings), tmp_path / "run", resume=True).run()
+    with monkeypatch.context() as changed:
+        changed.setattr(FedAvg, "aggregate", aggregate)
+        made[:] = [0, 1]
+        with pytest.raises(UserError, match="every client ") as first:
+            Experiment(config(**settings), tmp_path / "first").run()
+    assert "The model of round 1 is kept." in str(first.value)
+    assert "too far gone" not in str(first.value)  # there is none before it
     max((tmp_path / "run" / "checkpoints").glob("round-*.json")).unlink()
     assert len(Experiment(config(**settings), tmp_path / "run", resume=True).run().history) == 4
 
@@ -542,20 +560,67 @@ def test_what_a_checkpoint_would_leave_out_is_refused_before_a_round(tmp_path):
     (tmp_path / "mine.py").write_text(COUNTING)
     with pytest.raises(UserError, match="a client's memory has visits = 0, which no checkpoint would hold"):
         Experiment(configs.make({"dataset": "digits", "algorithm": f"{tmp_path}/mine.py:Counting"}))
+    (tmp_path / "also.py").write_text(COUNTING.replace("def remember", "def start"))
+    with pytest.raises(UserError, match="the server's state has visits = 0, which no checkpoint would hold"):
+        Experiment(configs.make({"dataset": "digits", "algorithm": f"{tmp_path}/also.py:Counting"}))
 
 
 def test_a_class_without_test_examples_is_told_of_once(tmp_path):
     whole = load(SMALL["dataset"])
-    kept = whole.test.y != 2
-    part = replace(whole, test=Split(whole.test.x[kept], whole.test.y[kept]))
+
+    def only(kept):
+        return replace(whole, test=Split(whole.test.x[kept], whole.test.y[kept]))
+
+    part = only(whole.test.y != 2)
     with pytest.warns(RuntimeWarning, match="nothing is tested of '2': a class") as said:
         result = Experiment(config(), dataset=part).run()
     assert len(said) == 1
     curve = np.array([r["class_accuracy"] for r in result.history])[:, [0, 1, 3]]
     assert result.forgetting == pytest.approx((curve[:-1].max(0) - curve[-1]).mean())
+    with pytest.warns(RuntimeWarning, match=r"nothing is tested of '1', '2', '3': a class"):
+        Experiment(config(rounds=1), dataset=only(whole.test.y == 0)).run()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Experiment(config(), dataset=whole).run()
+
+
+@pytest.mark.parametrize(
+    ("device", "said"), [("meta", "'meta' cannot be used; use auto"), ("warp", "'warp' is none; use auto")]
+)
+def test_a_device_that_no_run_can_use_is_refused(device, said):
+    with pytest.raises(UserError, match=said):
+        device_of(config(device=device))
+
+
+def test_where_there_is_a_gpu_the_backends_for_one_take_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    expected = {"auto": "cuda", "serial": "cpu", "processes": "cpu", "vectorised:lanes=2": "cuda"}
+    assert {b: device_of(config(backend=b)).type for b in expected} == expected
+    assert device_of(config(backend="serial", device="cuda")).type == "cuda"
+    with pytest.raises(UserError, match="backend = 'processes' trains on the CPU; for a GPU use vectorised"):
+        device_of(config(backend="processes", device="cuda"))
+
+
+def test_a_run_of_whose_rounds_one_was_lost_is_refused(tmp_path):
+    Experiment(config(rounds=3), tmp_path / "run").run()
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(UserError, match="lacks rounds before round 3"):
+        Experiment(config(), tmp_path / "run", resume=True)
+
+
+def test_a_secret_run_begins_with_draws_that_nobody_can_repeat(monkeypatch):
+    def start(self, weights):
+        drawn[-1].add(float(torch.rand(())))
+        return plain(self, weights)
+
+    plain, drawn = FedAvg.start, list[set[float]]()
+    monkeypatch.setattr(FedAvg, "start", start)
+    for secret in (False, False, True, True):
+        drawn.append(set())
+        Experiment(config(algorithm={"name": "private", "secret": secret}))
+    assert drawn[0] & drawn[1]
+    assert not drawn[2] & drawn[3]
 
 
 def test_a_run_goes_on_in_python_without_its_settings(tmp_path):

@@ -43,6 +43,9 @@ def test_a_round_with_failures_is_the_round_of_the_others(algorithm):
     without = clients.run(clients.federation(parts + [nothing] * 4), algorithm=algorithm, rounds=1)
     a, b = trees.arrays(with_them.weights), trees.arrays(without.weights)
     assert all(torch.allclose(a[n], b[n], atol=1e-6) for n in a)
+    if algorithm == "fedavg":
+        alone = clients.run(clients.federation(parts), algorithm=algorithm, rounds=1)
+        assert with_them.history[0]["train_loss"] == pytest.approx(alone.history[0]["train_loss"], rel=1e-5)
 
 
 def test_the_run_stops_at_a_failure_if_asked_to_and_keeps_what_it_has():

@@ -1,8 +1,9 @@
 """Names and values from outside become checked instances, or one sentence that helps."""
 
+import math
 import sys
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
@@ -40,6 +41,9 @@ class Needy:
 
 
 REGISTRY = Registry("thing", {"thing": f"{__name__}:Thing", "needy": f"{__name__}:Needy"})
+
+
+MINE = "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Mine:\n    x: int = 1\n"
 
 
 def test_fields_carry_type_range_default_and_docstring_also_inherited_ones():
@@ -136,9 +140,7 @@ def test_a_class_that_its_name_does_not_find_is_refused(monkeypatch):
 
 def test_a_users_own_file_is_loaded_once_and_named_in_the_spec(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text(
-        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Mine:\n    x: int = 1\n"
-    )
+    file.write_text(MINE)
     made = REGISTRY.make(f"{file}:Mine:x=3")
     assert made.x == 3
     assert REGISTRY.spec(made) == {"name": f"{file}:Mine", "x": 3}
@@ -162,6 +164,178 @@ def test_a_users_broken_file_is_their_error_not_ours(tmp_path):
     file.write_text("1 / 0\n")
     with pytest.raises(UserError, match="ZeroDivisionError"):
         REGISTRY.make(f"{file}:Mine")
+    assert not [name for name in sys.modules if name.startswith("fedrecall_user_broken")]
+
+
+def test_a_users_module_that_lacks_another_is_not_said_to_be_missing_itself(tmp_path, monkeypatch):
+    name = f"needy_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text("import no_such_package_xyz\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=f"{name} could not be imported: ModuleNotFoundError: .*package_xyz"):
+        REGISTRY.make(f"{name}:Mine")
+
+
+def test_what_lies_beside_a_users_file_hides_nothing_that_is_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    (tmp_path / "colorsys.py").write_text("raise RuntimeError('not this one')\n")
+    (tmp_path / "own.py").write_text("import colorsys\n" + MINE)
+    assert REGISTRY.make(f"{tmp_path}/own.py:Mine").x == 1
+
+
+def test_a_users_file_that_is_gone_serves_on_in_the_process_that_loaded_it(tmp_path):
+    file = tmp_path / "gone.py"
+    file.write_text(MINE)
+    before = REGISTRY.make(f"{file}:Mine")
+    file.unlink()
+    assert REGISTRY.make(f"{file}:Mine") == before
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """One field of each kind."""
+
+    any_of: str | float | int | None = None
+    number: float = 1.0
+    whole: int = 1
+    level: Literal[1, 2] = 1
+    on: bool | None = None
+    made: int = field(default=7, init=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "expected"),
+    [
+        ("any_of", "3", 3),
+        ("any_of", "0.5", 0.5),
+        ("any_of", "x", "x"),
+        ("any_of", "none", "none"),
+        ("any_of", 3.0, 3.0),
+        ("any_of", None, None),
+        ("number", "2", 2.0),
+        ("number", 2, 2.0),
+        ("whole", 2.0, 2),
+        ("whole", str(2**63 - 1), 2**63 - 1),
+        ("level", "2", 2),
+        *[("on", word, True) for word in ("true", "True", "YES", "on", "1", True)],
+        *[("on", word, False) for word in ("false", "False", "no", "Off", "0", False)],
+        *[("on", word, None) for word in ("none", "None", "null", None)],
+    ],
+)
+def test_a_value_becomes_the_narrowest_that_its_field_takes(key, given, expected):
+    found = getattr(specs.build(Kinds, {key: given}, "kinds"), key)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "allowed"),
+    [
+        ("number", math.inf, "a number"),
+        ("number", "-inf", "a number"),
+        ("number", math.nan, "a number"),
+        ("number", True, "a number"),
+        ("whole", 2.5, "a whole number"),
+        ("whole", 2**63, "a whole number"),
+        ("whole", False, "a whole number"),
+        ("whole", "2.0", "a whole number"),
+        ("level", 3, "one of 1, 2"),
+        ("on", 1, "true or false or none"),
+        ("any_of", [], "text or a number or a whole number or none"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_what_the_field_takes(key, given, allowed):
+    with pytest.raises(UserError) as caught:
+        specs.build(Kinds, {key: given}, "kinds")
+    assert str(caught.value) == f"kinds: {key} = {given!r} is not {allowed}."
+
+
+def test_what_a_class_makes_of_itself_is_no_setting():
+    assert [f.name for f in specs.fields(Kinds)] == ["any_of", "number", "whole", "level", "on"]
+    with pytest.raises(UserError, match="kinds has no 'made'"):
+        specs.build(Kinds, {"made": 8}, "kinds")
+
+
+@dataclass(frozen=True)
+class Retold(Base):
+    count: int | None = None
+    """How many, told anew."""
+
+
+def test_what_a_class_says_of_a_field_goes_before_what_its_base_says():
+    share, count = specs.fields(Retold)
+    assert share.doc.startswith("A share.")
+    assert count.doc == "How many, told anew."
+
+
+class Constant(Thing):
+    KIND: ClassVar[str] = "constant"
+
+
+class Undecorated(Thing):
+    more: int = 3
+
+
+def test_a_class_without_its_decorator_may_have_constants_but_no_settings():
+    assert REGISTRY.make(f"{__name__}:Constant").KIND == "constant"
+    with pytest.raises(UserError, match=r"its more would be no settings: write @dataclass"):
+        REGISTRY.make(f"{__name__}:Undecorated")
+
+
+@dataclass(frozen=True)
+class Strict:
+    low: int = 0
+
+    def __post_init__(self) -> None:
+        if self.low > 3:
+            raise ValueError("low is high.")
+
+
+def test_what_a_class_refuses_by_itself_is_a_users_error_too():
+    with pytest.raises(UserError, match=r"^strict: low is high\.$"):
+        specs.build(Strict, {"low": 4}, "strict")
+
+
+def test_whatever_is_shown_of_a_value_is_short():
+    assert len(specs.shown("x" * 1000)) <= 120
+    assert len(specs.shown(10**1000)) <= 120
+    assert specs.shown(10**10_000) == "a number of thousands of digits"
+    many = specs.shown([["y" * 90] * 10] * 10)
+    assert len(many) == 303
+    assert many.endswith("...")
+
+
+@dataclass(frozen=True)
+class Holder:
+    inner: Any = None
+    """A thing within."""
+    share: float = 0.5
+    flags: tuple[bool, ...] = ()
+
+
+HOLDERS = Registry("holder", {"holder": f"{__name__}:Holder", **REGISTRY.entries})
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "short"),
+    [
+        ({"name": "holder"}, "holder", "holder"),
+        ({"name": "thing"}, "thing:0.5", "thing"),
+        ({"name": "thing", "share": 0.5, "on": True}, "thing:0.5,on=true", "thing:0.5,on=true"),
+        ({"name": "holder", "share": 0.25}, "holder:share=0.25", "holder:share=0.25"),
+        ({"name": "holder", "flags": [True, False]}, "holder:flags=true+false", "holder:flags=true+false"),
+        ({"name": "holder", "inner": {"name": "thing"}}, "holder:thing", "holder:thing"),
+        (
+            {"name": "holder", "inner": {"name": "thing", "share": 0.25, "count": 3}},
+            "holder:(thing:0.25,count=3)",
+            "holder:(thing:0.25,count=3)",
+        ),
+        ({"name": "elsewhere.py:Gone", "x": 1}, "elsewhere.py:Gone", "elsewhere.py:Gone"),
+    ],
+)
+def test_a_spec_as_text_says_what_differs_from_the_default(spec, text, short):
+    assert specs.spec_text(HOLDERS, spec) == text
+    assert specs.short_text(HOLDERS, spec) == short
 
 
 @pytest.mark.parametrize(
@@ -171,6 +345,8 @@ def test_a_users_broken_file_is_their_error_not_ours(tmp_path):
         (Range(0), 0, -1, ">= 0"),
         (Range(high=2, open_high=True), 1, 2, "< 2"),
         (Range(0, 1, open_high=True), 0, 1, "in [0, 1)"),
+        (Range(0, 1, open_low=True), 1, 0, "in (0, 1]"),
+        (Range(high=2), 2, 3, "<= 2"),
     ],
 )
 def test_a_range_knows_its_ends(limit, inside, outside, words):

@@ -220,7 +220,7 @@ class _Plain(yaml.SafeLoader):
         super().fetch_flow_collection_start(token)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        written = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        written = [key.value for key, _ in node.value]
         twice = next((key for key in written if written.count(key) > 1), None)
         if twice is not None:
             raise yaml.YAMLError(f"line {node.start_mark.line + 1}: it says {twice} twice")

@@ -15,6 +15,7 @@ SMALL = {
     "model": "mlp",
     "clients": 6,
     "sample": 6,
+    "seed": 5,
     "partition": "shards:2",
     "precision": "float64",
     "training.local_epochs": 3,
@@ -46,8 +47,19 @@ def test_replaying_a_round_gives_the_next_round(tmp_path, algorithm):
     assert _same(earlier.visit(4).up.weights, at.visit(4).up.weights)
 
 
+DROPOUT = """
+from torch import nn
+
+def net(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
+"""
+
+
 def test_epochs_end_where_a_visit_ends(tmp_path):
-    fedrecall.run(tmp_path / "run", algorithm="fedntd", rounds=1, **SMALL)
+    (tmp_path / "net.py").write_text(DROPOUT)  # which draws anew in every step
+    fedrecall.run(
+        tmp_path / "run", algorithm="fedntd", rounds=1, **SMALL | {"model": f"{tmp_path}/net.py:net"}
+    )
     at = stage(Run(tmp_path / "run"))
     seen = list(at.epochs(2))
     assert len(seen) == 4
@@ -66,6 +78,9 @@ def test_another_algorithm_partition_and_recipe(tmp_path):
     assert even.federation.counts.min() > 0 == plain.federation.counts.min()
     assert _same(even.weights, plain.weights)
     assert len(list(stage(run, local_epochs=1).epochs(0))) == 2
+    strange = stage(run, lr=1e300)
+    with pytest.raises(UserError, match=r"^replaying client 1, round 2, step \d+: the .* became"):
+        strange.visit(1)
     with pytest.raises(UserError):
         stage(run, round_number=7)
 
@@ -76,3 +91,15 @@ def test_a_round_is_not_replayed_on_other_data(tmp_path):
     fedrecall.run(tmp_path / "own", rounds=1, **SMALL | {"dataset": own, "partition": "iid"})
     with pytest.raises(UserError, match=r"begun on other data, own of .*, not digits of .*--data-root"):
         stage(Run(tmp_path / "own"))
+
+
+def test_what_clients_remember_is_of_their_own_data_alone(tmp_path):
+    fedrecall.run(tmp_path / "run", algorithm="scaffold", rounds=2, **SMALL)
+    run = Run(tmp_path / "run")
+
+    def remembers(at):
+        return any(bool(tensor.any()) for _, tensor in trees.leaves(at.memories.get(1)))
+
+    assert remembers(stage(run))
+    assert not remembers(stage(run, partition="iid"))
+    assert not remembers(stage(run, algorithm="scaffold"))
