@@ -595,6 +595,25 @@ class Raises(FedAvg):
         raise ZeroDivisionError("in a hook")
 
 
+@dataclass(frozen=True)
+class Unfindable(FedAvg):
+    """Sends what is of a class that only the function knows which made it."""
+
+    def finish(self, model, weights, anchor, memory, data, sgd):
+        class Own(NamedTuple):
+            weights: Any
+
+        return Own(weights), memory
+
+
+def test_what_no_other_process_could_read_is_told_of(opened):
+    w = work(Unfindable(), workers=2)
+    with pytest.raises(
+        UserError, match=r"visit returned cannot be sent .*Own.*\. Define the classes .*serial"
+    ):
+        list(opened(w).map(jobs(w)))
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "words"),
     [

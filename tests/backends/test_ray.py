@@ -188,6 +188,15 @@ def test_an_exception_in_a_hook_arrives(kind, error, words, opened, monkeypatch)
         list(opened(w).map(jobs(w)))
 
 
+def test_what_no_actor_could_send_is_told_of():
+    class Own(NamedTuple):
+        weights: Any
+
+    told = unfold(ray_cluster._answer(Own(torch.zeros(2)))).error
+    assert isinstance(told, UserError)
+    assert "returned cannot be sent between processes" in str(told)
+
+
 @pytest.mark.parametrize(
     "step",
     [

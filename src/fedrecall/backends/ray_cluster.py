@@ -21,7 +21,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,7 +34,7 @@ from fedrecall import specs, trees
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.parcels import Folded, Unsendable, fold, unfold
 from fedrecall.backends.processes import ATTEMPTS, PATIENCE, SLOWER, cores, raise_again
-from fedrecall.backends.worker import Failed, told
+from fedrecall.backends.worker import Failed, told, unsent
 from fedrecall.data.store import Split
 from fedrecall.errors import UserError, lacks_memory
 from fedrecall.specs import POSITIVE
@@ -127,10 +126,7 @@ def _answer(made: Any) -> Folded:
         return fold(made)
     except Exception as error:
         _leave_without_memory(error)
-        if isinstance(made, Failed):  # an exception that cannot be pickled: its text can
-            return fold(Failed(None, made.text))
-        kind = Unsendable if isinstance(error, Unsendable) else TypeError
-        return fold(Failed(kind(f"what the visit returned cannot be sent: {error}"), traceback.format_exc()))
+        return fold(unsent(error))
 
 
 class Places(NamedTuple):

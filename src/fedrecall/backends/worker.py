@@ -34,13 +34,12 @@ from fedrecall.backends.parcels import (
     Channel,
     Lying,
     Parcel,
-    Unsendable,
     fold,
     pack,
     unfold,
     unpack,
 )
-from fedrecall.errors import lacks_memory
+from fedrecall.errors import UserError, lacks_memory, sentence
 from fedrecall.training import Visit, visit
 
 BEAT_SECONDS = 0.5
@@ -62,6 +61,15 @@ def told(error: Exception) -> Failed:
     except Exception:
         return Failed(None, text)
     return Failed(error, text)
+
+
+def unsent(error: Exception) -> Failed:
+    """What is sent instead of an answer that cannot be sent; to be called where the error is caught."""
+    told = UserError(
+        f"what a client's visit returned cannot be sent between processes: {sentence(error)} Define the "
+        "classes of what travels and is remembered at the top of their file, or use the serial backend."
+    )
+    return Failed(told, traceback.format_exc())
 
 
 def nursery(control: int) -> None:
@@ -211,9 +219,4 @@ def _pack(answer: Any, place: Any, spare: Any) -> list[Parcel]:
     except Exception as error:
         if lacks_memory(error):
             raise
-        if isinstance(answer, Failed):  # an exception that cannot be pickled: its text can
-            return [pack(Failed(None, answer.text))]
-        kind = Unsendable if isinstance(error, Unsendable) else TypeError
-        return [
-            pack(Failed(kind(f"what the visit returned cannot be sent: {error}"), traceback.format_exc()))
-        ]
+        return [pack(unsent(error))]
