@@ -163,6 +163,14 @@ WRONG = {
         replaced(correct=lambda self, grads, anchor: {n: g.mean(0, keepdim=True) for n, g in grads.items()}),
         r"`correct` returns a gradient of '.*' of shape \[1.*\], and the parameter's is",
     ),
+    "no weights for weights": (
+        finishing(lambda weights, k: Up(weights.params)),
+        "`finish` returns a Up: it must be what the client sends, a named tuple with the field weights",
+    ),
+    "weights of another shape": (
+        finishing(lambda weights, k: Up(Weights(*(trees.transform(lambda t: t[None], w) for w in weights)))),
+        r"an upload, which `finish` returns, has '.*' of shape \[1, .*\], and the model's is \[",
+    ),
     "weights of another type": (
         finishing(lambda weights, k: Up(Weights(*(trees.transform(Tensor.half, w) for w in weights)))),
         r"an upload, which `finish` returns, has '.*' in float16, and the model's is in float64: convert",
@@ -209,6 +217,10 @@ WRONG = {
         replaced(arrange=lambda self, sampled, round_number: [*sampled, 77]),
         r"`arrange` returns \[.*77\]: it must be the clients that it was given",
     ),
+    "no order at all": (
+        replaced(arrange=lambda self, sampled, round_number: None),
+        "`arrange` returns None: it must be the clients that it was given",
+    ),
     "fewer clients than were drawn": (
         replaced(arrange=lambda self, sampled, round_number: sampled[1:]),
         r"`arrange` returns \[.*\]: it must be the clients that it was given",
@@ -216,6 +228,10 @@ WRONG = {
     "a report that is no number": (
         replaced(report=lambda self, server: {"norms": [1.0]}),
         "`report` returns 'norms' = a list: it must be a number",
+    ),
+    "a report that has no names": (
+        replaced(report=lambda self, server: 3.0),
+        "`report` returns a float: it must be a dict of numbers by name",
     ),
     "a report over what the round is": (
         replaced(report=lambda self, server: {"lr": 1.0}),

@@ -475,6 +475,9 @@ def test_what_cannot_be_written_is_one_sentence(call, tmp_path):
         code, _, err = call("partition", "--dataset", "digits", "--clients", "10", "--save", where)
         assert code == 2
         assert f"cannot write {where}" in err
+    code, _, err = call("partition", "--dataset", "digits", "--clients", "10", "--picture", "p.xyz")
+    assert code == 2
+    assert "cannot draw p.xyz: Format 'xyz' is not supported" in " ".join(err.split())
 
 
 @pytest.mark.parametrize(

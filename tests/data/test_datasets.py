@@ -615,6 +615,14 @@ def folder_linked_within(folder):
     (folder / "train/kitten").symlink_to(folder / "train/cat")
 
 
+def pipe(folder):
+    os.mkfifo(folder / "train/cat/pipe.png")
+
+
+def more_bits(folder):
+    Image.fromarray(np.full((5, 6), 0.5, np.float32)).save(folder / "train/cat/deep.tiff")
+
+
 def strange_name(folder):
     with open(os.fsencode(folder) + b"/train/cat/\xff.png", "wb") as file:
         file.write(png(picture(0)))
@@ -650,6 +658,8 @@ def only_tests(folder):
         (linked_folder_outside, "bird is a link to a place outside"),
         (dangling_link, r"link\.png is a link, but not to a file"),
         (folder_linked_within, "kitten is a link, but not to a file"),
+        (pipe, r"cat/pipe\.png is neither a file nor a folder: take it away"),
+        (more_bits, r"cat/deep\.tiff has pixels of more than 16 bits"),
         (strange_name, r"\\xff\.png is not UTF-8"),
         (new_class_in_test, r"owl/1\.png has the label 'owl', which no training example has \(cat, dog\)"),
         (too_deep, "does not lie in a folder named after its class"),
@@ -972,6 +982,7 @@ def test_a_folders_name_is_no_pattern(tmp_path):
         ([], "is empty"),
         ([["image", "label"], ["../x.png", 0]], "outside"),
         ([["image", "label"], ["/etc/hostname", 0]], "outside"),
+        ([["image", "label"], ["a\0.png", 0]], r"data\.csv names 'a\\x00\.png', which is no file"),
         ([["image", "label"], ["none.png", 0]], r"line 2 names .*none\.png, which cannot be read"),
         ([["image", "label"], [".hidden/x.png", 0]], r"names '\.hidden/x\.png', which is hidden"),
         ([["image", "label"], ["seen/../.x.png", 0]], "which is hidden"),

@@ -165,6 +165,16 @@ def test_predict_reads_tables_by_their_columns_names(table, tmp_path, capsys, mo
     code, _, err = predict(capsys, monkeypatch, tmp_path / "run", turned)
     assert code == 2
     assert "has no column 'when', which the model was trained on" in err
+    turned.write_text("share,always,when\n")
+    (tmp_path / "folder.csv").mkdir()
+    for name, said in (
+        ("turned.csv", "turned.csv has no rows"),
+        ("note.txt", "the model was trained on a table: give CSV files, not"),
+        ("folder.csv", "folder.csv cannot be read: Is a directory"),
+    ):
+        code, _, err = predict(capsys, monkeypatch, tmp_path / "run", tmp_path / name)
+        assert code == 2
+        assert said in " ".join(err.split())
 
 
 def predict(capsys, monkeypatch, *words):

@@ -359,6 +359,8 @@ def test_global_against_local_and_one_client(runs, out):
     at = data["rounds"].index(2)
     assert data["local"][at] == measured["class_accuracy"][place]
     assert data["distribution"] == pytest.approx(run.distributions[client].tolist())
+    with pytest.raises(UserError, match=r"client 6 took part in no measured round of .*fedavg-0"):
+        draw("fedssd/fig3:client=6", runs("fedavg-0"), out)
 
 
 def test_bubbles_are_the_partition(runs, out):
@@ -377,6 +379,12 @@ def test_sequential_forgetting(runs, out):
     drift = data["drift"][0]
     assert len(drift["own"]) == len(drift["next"]) == 6  # the last of each chain has no next
     assert drift["breaks_before"] == [3, 5]
+
+
+def test_without_its_drift_a_chain_is_not_drawn(out, tmp_path):
+    fedrecall.run(tmp_path / "run", **{**SEQUENTIAL, "rounds": 1, "measures": ["chain:drift=false"]})
+    with pytest.raises(UserError, match="run lacks the drift along its chains: run it with --measure chain"):
+        draw("sfedkd/fig1", [tmp_path / "run"], out)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import fedrecall
 from fedrecall import trees
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import accuracy, evaluate
+from fedrecall.reports.figures.quantities import over_seeds
 from fedrecall.reports.report import build
 from fedrecall.reports.runs import Run, arrange, in_words, open_runs, partly_tested, unfinished, value
 
@@ -460,6 +461,55 @@ def test_of_a_group_the_last_value_counts_and_the_rounds_that_all_have(tmp_path)
     expected = [[r["accuracy"] for r in run.records if r["round"] in (2, 4, 6)] for run in group.runs]
     assert values.tolist() == expected
     assert group.last("accuracy") == [0.125, 0.125]
+
+
+def test_runs_without_a_round_in_common_have_no_curve(tmp_path):
+    for seed in (0, 1):
+        path = write(tmp_path / str(seed), seed=seed) / "metrics.jsonl"
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        for record in records:
+            if record["round"] % 2 == seed:
+                for name in ("accuracy", "loss", "class_accuracy", "forgetting", "consistency", "measures"):
+                    del record[name]
+        path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    (group,) = arrange(open_runs([tmp_path]))
+    with pytest.raises(UserError, match=r"the runs of .* have no evaluated round in common"):
+        group.series("accuracy")
+    with pytest.raises(UserError, match=r"the runs of .* have no measured round in common"):
+        over_seeds(group, "local average")
+
+
+@pytest.mark.parametrize(
+    ("meta", "said"),
+    [
+        (None, "does not say how many examples of each class the clients hold"),
+        ({"counts": [], "auxiliary": 0}, "does not say how many examples"),
+        ({"counts": [[1, 2, "x"]]}, "counts are not whole numbers, a row a client"),
+        ({"counts": [[1, 2]]}, "counts are not whole numbers"),
+        ({"counts": [[1, 2, -1]]}, "counts are not whole numbers"),
+    ],
+)
+def test_a_damaged_partition_is_told(meta, said, tmp_path):
+    path = write(tmp_path / "run") / "partition.json"
+    known = json.loads(path.read_text())["meta"]
+    whole = known | meta if meta is not None and len(meta) == 1 else meta
+    path.write_text(json.dumps({"meta": whole}))
+    with pytest.raises(UserError, match=said):
+        print(Run(tmp_path / "run").counts)
+
+
+def test_a_model_that_is_not_the_configs_is_told(tmp_path):
+    fedrecall.run(tmp_path / "run", **SMALL | {"rounds": 1})
+    path = tmp_path / "run" / "config.json"
+    for model in ("mlp:7", "cnn"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model": model}))
+        with pytest.raises(UserError, match="run is not of the model that the config names"):
+            Run(tmp_path / "run").weights()
+
+
+def test_no_runs_are_none():
+    with pytest.raises(UserError, match="name at least one run"):
+        open_runs([])
 
 
 def test_a_run_that_is_through_is_not_unfinished(tmp_path):

@@ -49,6 +49,12 @@ def test_interval_of_a_normal_sample_is_that_of_the_textbook():
     assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.03)
 
 
+@pytest.mark.parametrize("confidence", [0, 1, 95])
+def test_no_interval_holds_everything_or_nothing(confidence):
+    with pytest.raises(UserError, match=rf"confidence = {confidence} must be in \(0, 1\)"):
+        S.bootstrap_interval([1.0, 2.0], confidence)
+
+
 def test_wilcoxon_by_enumerating_signs():
     d = [3.0, -1.0, 4.0, 2.0, 7.0, 5.5, 6.25]
     ranks = np.argsort(np.argsort(np.abs(d))) + 1

@@ -189,8 +189,9 @@ class Run:
     @property
     def counts(self) -> np.ndarray:
         """Examples of each class at each client, [N, C]."""
+        told = self.partition["counts"]
         try:
-            counts = np.asarray(self.partition["counts"], dtype=np.int64)
+            counts = np.asarray(told, dtype=np.int64)
         except (TypeError, ValueError, OverflowError):
             counts = np.empty(0, dtype=np.int64)
         if counts.ndim != 2 or counts.shape[1] != len(self.class_names) or (counts < 0).any():
@@ -326,10 +327,9 @@ class Run:
         # Where the algorithm keeps its model: `private` within what the protected one keeps.
         within = {name: places[id(tensor)] for name, tensor in trees.leaves(state.weights)}
         flat = {name: arrays[path] for name, path in within.items() if path in arrays}
-        try:
-            return trees.restore(initial, flat, f"the checkpoint of {self.path}")
-        except ValueError as error:
-            raise UserError(f"{error}: it is not of the model that the config names.") from error
+        if {n: t.shape for n, t in trees.leaves(initial)} != {n: t.shape for n, t in flat.items()}:
+            raise UserError(f"the checkpoint of {self.path} is not of the model that the config names.")
+        return trees.restore(initial, flat, f"the checkpoint of {self.path}")
 
 
 def trained(run: Path | str, round_number: int | None = None) -> Trained:
