@@ -588,6 +588,8 @@ class Raises(FedAvg):
             raise UserError("do this instead.")
         if self.kind == "dies":
             os._exit(7)
+        if self.kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.kind == "odd":
             raise Odd("prepare", "something to be seen")
         if self.kind == "greedy":
@@ -621,6 +623,7 @@ def test_what_no_other_process_could_read_is_told_of(opened):
         ("user", UserError, "do this instead"),
         ("odd", RuntimeError, "prepare: something to be seen"),
         ("dies", UserError, "ended its worker process 3 times, the last time with exit code 7"),
+        ("killed", UserError, "ended its worker process 3 times, the last time by SIGKILL"),
         ("greedy", UserError, "ended its worker process 3 times, the last time because memory ran out"),
     ],
 )

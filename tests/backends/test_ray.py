@@ -147,6 +147,49 @@ def test_a_killed_actor_is_replaced_in_the_middle_of_a_round(opened):
     assert not killed & {pid for pid, _ in where(backend)}
 
 
+@dataclass(frozen=True)
+class Stuck(FedAvg):
+    """The longest client's first visit never ends by itself."""
+
+    marker: str = ""
+
+    def prepare(self, model, down, memory, data):
+        if len(data) == max(SIZES) and not Path(self.marker).exists():
+            Path(self.marker).touch()
+            time.sleep(600)
+        return super().prepare(model, down, memory, data)
+
+
+@needs_ray
+def test_a_visit_that_does_not_end_is_made_again_elsewhere(opened, monkeypatch, tmp_path):
+    w = work(Stuck(str(tmp_path / "stuck")), workers=2)
+    backend = opened(w)
+    monkeypatch.setattr(ray_cluster, "PATIENCE", 1.0)
+    monkeypatch.setattr(ray_cluster, "SLOWER", 0.0)
+    asked = jobs(w)
+    found = list(backend.map(asked))
+    assert (tmp_path / "stuck").exists()
+    same(found, Serial(w).map(asked))
+
+
+@dataclass(frozen=True)
+class Deadly(FedAvg):
+    """Whoever reads it ends."""
+
+    state: int = 1
+
+    def __setstate__(self, state):
+        os._exit(3)
+
+
+@needs_ray
+def test_actors_that_die_at_their_start_are_not_started_without_end(opened, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "ATTEMPTS", 1)
+    w = work(Deadly(), workers=1)
+    with pytest.raises(UserError, match="Ray could not start actors: The actor died"):
+        list(opened(w).map(jobs(w)))
+
+
 @needs_ray
 def test_a_lost_node_is_done_without_until_there_is_another(cluster, opened):
     w = work(workers=2)
