@@ -124,6 +124,7 @@ def in_one_go(every):
     return Experiment(config(rounds=7, evaluate_every=every)).run()
 
 
+@pytest.mark.no_cover  # others cover it, and in a long loop that is what takes longest
 @settings(max_examples=12, deadline=None)
 @given(every=st.integers(1, 4), ends=st.sets(st.integers(1, 6), min_size=1))
 def test_a_run_that_was_extended_forgot_what_one_played_in_one_go_did(tmp_path_factory, every, ends):

@@ -275,6 +275,7 @@ def test_it_leaves_the_weights_alone():
     assert all(not p.requires_grad for p in [*weights.params.values(), *found.values()])
 
 
+@pytest.mark.no_cover  # others cover it, and in a long loop that is what takes longest
 def test_half_precision_does_not_make_it_luck_which_way_is_taken(monkeypatch):
     """Trained clients, whose few examples that are still wrong make most of the gradient."""
     whole, made = fisher._by_example, []

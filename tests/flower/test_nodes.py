@@ -449,6 +449,7 @@ def _question(reply: Message) -> Message:
     return question
 
 
+@pytest.mark.no_cover  # others cover it, and in a long loop that is what takes longest
 @pytest.mark.parametrize("case", MALFORMED)
 def test_a_malformed_reply_leaves_its_client_out_of_the_round(case, tmp_path):
     change, said = MALFORMED[case]

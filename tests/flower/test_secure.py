@@ -330,6 +330,7 @@ MALFORMED = {
 }  # fmt: skip
 
 
+@pytest.mark.no_cover  # others cover it, and in a long loop that is what takes longest
 @pytest.mark.parametrize("case", MALFORMED)
 def test_a_malformed_reply_leaves_its_client_out(case, tmp_path):
     kind, change, said = MALFORMED[case]
