@@ -263,6 +263,14 @@ def test_data_that_moved_are_the_same_data(tmp_path, monkeypatch):
     play(run, rounds=2, **settings | {"dataset": f"folder:{tmp_path}/moved"})
     with pytest.raises(UserError, match="begun on other data"):
         play(run, rounds=3, **settings | {"dataset": f"folder:{tmp_path}/others"})
+    path = run / "made.json"
+    starts = json.loads(path.read_text())
+    for start in starts:  # as of an earlier version, which did not note what the data were
+        del start["data"]["digest"]
+    path.write_text(json.dumps(starts))
+    (tmp_path / "moved").rename(tmp_path / "again")
+    with pytest.raises(UserError, match=r"was begun with dataset\.path"):
+        play(run, rounds=3, **settings | {"dataset": f"folder:{tmp_path}/again"})
 
 
 def test_a_file_that_changed_since_it_was_loaded_is_told_of(home):

@@ -65,11 +65,11 @@ def told(error: Exception) -> Failed:
 
 def unsent(error: Exception) -> Failed:
     """What is sent instead of an answer that cannot be sent; to be called where the error is caught."""
-    told = UserError(
+    refused = UserError(
         f"what a client's visit returned cannot be sent between processes: {sentence(error)} Define the "
         "classes of what travels and is remembered at the top of their file, or use the serial backend."
     )
-    return Failed(told, traceback.format_exc())
+    return Failed(refused, traceback.format_exc())
 
 
 def nursery(control: int) -> None:
