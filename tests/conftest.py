@@ -18,6 +18,12 @@ settings.load_profile("keyed")
 
 
 @pytest.fixture(autouse=True)
+def _seed() -> None:
+    """What a test draws of torch does not depend on the tests before it, nor on the hour."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def _width(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is printed is as wide on every terminal."""
     monkeypatch.setenv("COLUMNS", "120")
