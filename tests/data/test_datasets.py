@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 
-from fedrecall.data import hub, store
+from fedrecall.data import datasets, hub, store
 from fedrecall.data.datasets import DATASETS, Dataset, available, export, load, load_export
 from fedrecall.data.images import decode
 from fedrecall.data.store import fixed_statistics, statistics
@@ -383,6 +384,27 @@ def test_digits():
     share = torch.bincount(d.test.y) / (torch.bincount(d.test.y) + torch.bincount(d.train.y))
     assert ((share - 0.2).abs() < 0.005).all()
     assert torch.equal(load("digits").test.x, d.test.x)
+
+
+def test_digits_are_scikit_learns_wherever_it_keeps_them(monkeypatch):
+    images, labels = load_digits(return_X_y=True)
+    expected = sorted(
+        [*np.rint(x * 255 / 16).astype(int).tolist(), int(y)] for x, y in zip(images, labels, strict=True)
+    )
+
+    def rows() -> list[list[int]]:
+        d = load("digits")
+        x, y = (torch.cat([getattr(d.train, part), getattr(d.test, part)]) for part in "xy")
+        return sorted(torch.cat([x.flatten(1), y[:, None]], dim=1).tolist())
+
+    assert rows() == expected
+    monkeypatch.setattr(datasets, "find_spec", lambda name: None)
+    assert rows() == expected
+
+
+def test_digits_do_not_wait_for_scikit_learn():
+    code = "import sys, fedrecall.data.datasets as d; d.load('digits'); print('sklearn' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
 def test_synthetic():

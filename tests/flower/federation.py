@@ -101,7 +101,7 @@ class LocalFederation:
             "FLWR_HOME": str(folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
             "FEDRECALL_CACHE": str(folder / "cache"),
             "PYTHONPATH": str(ROOT / "src"),
             "OMP_NUM_THREADS": "1",

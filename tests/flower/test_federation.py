@@ -65,7 +65,8 @@ class Federation(LocalFederation):
         self.launcher = usual
 
     def run(self, name: str, **settings: object) -> int:
-        return self.submit(**(BASE | {"out": str(self.folder / name), "timeout": 240.0} | settings))
+        hosting = {"out": str(self.folder / name), "timeout": 240.0, "poll": 0.5}
+        return self.submit(**(BASE | hosting | settings))
 
     def records(self, name: str) -> list[dict[str, object]]:
         path = self.folder / name / "metrics.jsonl"
