@@ -1763,6 +1763,39 @@ def test_a_reply_is_waited_for_as_long_as_was_said(late, failures, tmp_path, mon
     assert len(result.history[0]["failures"]) == failures
 
 
+@pytest.mark.parametrize(("price", "looks"), [(0.0, 22), (0.1, 18), (0.5, 5), (1.9, 2)])
+def test_the_superlink_is_not_kept_busy_with_questions(price, looks, tmp_path, monkeypatch):
+    """Where one takes long, four times as long is waited before the next, and never past the deadline."""
+    clock = Clock()
+    monkeypatch.setattr("fedrecall.flower.nodes.time", clock)
+
+    class Busy(Grid):
+        silent, looked = "", 0
+
+        def push_messages(self, messages):
+            messages = list(messages)
+            made = super().push_messages(messages)
+            for identity, message in zip(made, messages, strict=True):
+                if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
+                    self.silent, self.began = identity, clock.now
+            return made
+
+        def pull_messages(self, identities):
+            identities = list(identities)
+            if self.silent not in identities:
+                return super().pull_messages(identities)
+            self.looked += 1
+            clock.now += price
+            self.ended = clock.now
+            return []
+
+    grid = Busy(nodes(tmp_path))
+    result = play(grid, rounds=1, timeout=10, poll=0.5, wait=1)
+    assert len(result.history[0]["failures"]) == 1
+    assert grid.looked == looks
+    assert 10 <= grid.ended - grid.began <= 10 + 0.5 + 2 * price
+
+
 def test_a_node_that_comes_back_before_it_is_to_test_does_so(tmp_path):
     held = nodes(tmp_path)
 

@@ -43,7 +43,7 @@ class Hosting:
     timeout: Annotated[float, POSITIVE] = 600.0
     """Seconds to wait for the replies of one link; who has not answered then is left out of the round."""
     poll: Annotated[float, POSITIVE] = 0.2
-    """Seconds between looks for replies."""
+    """Seconds between looks for replies, at least: each costs the SuperLink a request for every node."""
     secure: Literal["off", "examples", "equal"] = "off"
     """Secure aggregation: the server learns the clients' mean alone, by numbers of examples or all equal."""
 

@@ -37,6 +37,8 @@ PROGRESS = 10.0
 
 AGAIN = 30.0
 """Seconds after which a node that is left out is asked anew: it may have been mended."""
+LEISURE = 4.0
+"""Times as long as was asked in vain for replies one waits before asking again: others ask it, too."""
 INTRODUCTION = 60.0
 """Seconds that a node which comes later has to say who it is."""
 MOST_EXAMPLES = 10**9
@@ -103,6 +105,8 @@ class Nodes:
         """Of those asked, nodes that nobody waits for any more; an answer still counts."""
         self._left_out: dict[int, LeftOut] = {}
         """By node id."""
+        self._in_vain = 0.0
+        """Seconds that the last look for replies took where there was none."""
 
     @property
     def examples(self) -> list[int] | None:
@@ -138,7 +142,7 @@ class Nodes:
                     deadline - now,
                     "".join(f"; {d}" for d in double),
                 )
-            time.sleep(hosting.poll)
+            self._pause(deadline)
         return self._agree([self._known[node] for _, node in sorted(here.items())])
 
     def _missing(self, here: Set[int]) -> str:
@@ -220,7 +224,7 @@ class Nodes:
                 log.error("nodes %s do not say who they are; going on until they do", _some(sorted(silent)))
                 self._late |= silent
                 break
-            time.sleep(self.hosting.poll)
+            self._pause(deadline)
             self._look()
 
     def _awaited(self, clients: Set[int]) -> set[int]:
@@ -551,7 +555,7 @@ class Nodes:
                 found[client_of[node]] = reply, ""
             if not waiting or time.monotonic() > deadline:
                 break
-            time.sleep(self.hosting.poll)
+            self._pause(deadline)
         return found
 
     def _push(
@@ -571,7 +575,9 @@ class Nodes:
 
         One is asked for at a time: where one of several cannot be read, Flower loses them all.
         """
+        self._in_vain = 0.0
         for identity, node in list(waiting.items()):
+            began = time.monotonic()
             try:
                 replies = list(self.grid.pull_messages([identity]))
             except Exception as error:
@@ -581,6 +587,13 @@ class Nodes:
             for reply in replies:
                 if waiting.pop(reply.metadata.reply_to_message_id, None) is not None:
                     yield node, reply
+            if not replies:
+                self._in_vain += time.monotonic() - began
+
+    def _pause(self, deadline: float) -> None:
+        """Between two looks for replies, each of which costs the SuperLink a request for every node."""
+        left = deadline - time.monotonic()
+        time.sleep(max(self.hosting.poll, min(LEISURE * self._in_vain, left)))
 
 
 def _remembered(job: Job) -> int:
