@@ -232,9 +232,7 @@ def load(path: Path) -> dict[str, Any]:
     try:
         found = _Plain(path.read_text(encoding="utf-8")).get_single_data()
     except OSError as error:
-        meant = str(path).partition(":")[0] in ALGORITHMS
-        hint = f" An algorithm is named as --algorithm {path}." if meant else ""
-        raise UserError(f"config {path} cannot be read: {error.strerror}.{hint}") from error
+        raise UserError(f"config {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise UserError(f"config {path} cannot be read: {error}.") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:

@@ -348,8 +348,8 @@ def test_compare_checks_every_run_before_the_first_is_trained(call, tmp_path, al
         (["run", "--algorithm", "[bold]fed[/bold]"], "unknown algorithm '[bold]fed[/bold]'"),
         (["run", "--lr", "0"], "lr = '0' must be > 0"),
         (["run", "nowhere.yaml"], "nowhere.yaml cannot be read"),
-        (["run", "fedntd"], "An algorithm is named as --algorithm fedntd."),
-        (["run", "fedntd:beta=2"], "An algorithm is named as --algorithm fedntd:beta=2."),
+        (["run", "fedntd"], "there is no config fedntd; an algorithm is named as --algorithm fedntd."),
+        (["run", "fedntd:beta=2"], "an algorithm is named as --algorithm fedntd:beta=2."),
         (["run", "--global-seed", "4294967296"], "global_seed = '4294967296' must be"),
         (
             ["run", "--dataset", "cifar10", "--data-root", "~nobody-of-that-name/x"],

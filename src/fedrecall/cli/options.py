@@ -11,6 +11,7 @@ import typer
 
 from fedrecall import config as configs
 from fedrecall import specs
+from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.errors import UserError
 from fedrecall.measures import MEASURES
@@ -128,6 +129,8 @@ def gather(
     file: Path | None, settings: Settings, assignments: Sequence[str] | None, begun: Settings | None = None
 ) -> Settings:
     """The config's values: of a run that was begun, from a file, then the options, then the assignments."""
+    if file is not None and str(file).partition(":")[0] in ALGORITHMS and not file.exists():
+        raise UserError(f"there is no config {file}; an algorithm is named as --algorithm {file}.")
     values = configs.merged(begun or {}, configs.nested(configs.load(file) if file is not None else {}))
     dotted = configs.in_full(settings)
     for assignment in assignments or ():
