@@ -120,12 +120,12 @@ def size_in_bytes(tree: Any) -> int:
 
 def finite(tree: Any) -> bool:
     """Whether no floating tensor of the tree holds a NaN or an infinity."""
-    # A sum is one pass and NaN or Inf survive it; only a non-finite sum needs the exact look. All sums are
-    # looked at together, for which a GPU is waited for once.
+    # A sum is one pass and NaN or Inf survive it; only a non-finite sum (it may have overflowed) needs the
+    # exact look. All sums are looked at together, for which a GPU is waited for once.
     found = [t for _, t in leaves(tree) if t.is_floating_point()]
     sums: dict[torch.device, list[Tensor]] = {}
     for t in found:
-        sums.setdefault(t.device, []).append(t.sum(dtype=torch.float64))
+        sums.setdefault(t.device, []).append(t.sum().float())
     if all(bool(torch.isfinite(torch.stack(several)).all()) for several in sums.values()):
         return True
     return all(bool(torch.isfinite(t).all()) for t in found)
