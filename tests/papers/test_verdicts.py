@@ -315,6 +315,24 @@ def test_visits_that_were_left_out_are_counted():
     assert verdict(*runs).left_out == 7
 
 
+def test_a_client_that_became_nan_fails_a_run_where_the_paper_has_a_failure():
+    failing = TABLE1.cell("cifar10/lda0.05", "fednova")
+    for cell, word in ((failing, REPRODUCED), (CELL, NOT_REPRODUCED)):
+        without = replace(outcome(cell, ending(25.0)), failures=1)
+        assert (verdict(without, cell=cell).word, verdict(without, cell=cell).left_out) == (word, 1)
+        unfinished = replace(outcome(cell, [25.0] * 10), failures=1)
+        assert verdict(unfinished, cell=cell).word == PARTIAL
+    sound = [outcome(failing, ending(25.0), seed=s) for s in (1, 2)]
+    spoilt = replace(outcome(failing, ending(25.0)), failures=1)
+    assert verdict(spoilt, sound[0], cell=failing).word == REPRODUCED
+    assert verdict(spoilt, *sound, cell=failing).word == NOT_REPRODUCED
+
+
+def test_one_low_round_is_no_failure_where_accuracies_are_smoothed():
+    failing = TABLE1.cell("cifar10/lda0.05", "fednova")
+    assert verdict(outcome(failing, [*ending(25.0)[:-1], 11.0]), cell=failing).word == NOT_REPRODUCED
+
+
 def test_failed_seeds_count():
     scaffold, failing = (TABLE1.cell(c, "scaffold") for c in ("cifar10/shard2", "cifar10/lda0.05"))
     assert failing.failed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -97,7 +97,7 @@ def judge(
     value = published.value if published else None
     std = paper.spread(cell, quantity)
     measured = measure(table, cell, quantity, results, variant)
-    runs = results.of(cell.config(variant=variant)).values()
+    runs = list(results.of(cell.config(variant=variant)).values())
     failed = sum(run.failed is not None for run in runs)
     left_out = sum(run.failures for run in runs)
     digits = QUANTITIES[quantity].digits
@@ -111,17 +111,15 @@ def judge(
     if quantity == "accuracy" and failed:
         if value is None and not cell.failed:
             return said("")
-        rounds = cell.config(variant=variant).rounds
-        through = [r.accuracy[rounds - 1] for r in runs if r.failed is None and r.done >= rounds]
-        at_chance = sum(round(100 * accuracy, digits) <= FAILED for accuracy in through)
-        as_published = cell.failed and failed + at_chance >= len(through) - at_chance
+        as_published = cell.failed and _mostly_failed(runs, cell.config(variant=variant).rounds, table.smoothing)
         return said(REPRODUCED if as_published else NOT_REPRODUCED)
     if measured is None:
         return said(NOT_RUN)
     if not measured.complete:
         return said(PARTIAL)
     if cell.failed and quantity == "accuracy":
-        return said(REPRODUCED if round(measured.summary.mean, digits) <= FAILED else NOT_REPRODUCED)
+        as_published = _mostly_failed(runs, cell.config(variant=variant).rounds, table.smoothing)
+        return said(REPRODUCED if as_published else NOT_REPRODUCED)
     if value is None:
         return said("")
     if quantity in table.of_something_else or (variant is not None and variant.stand_in):
@@ -132,6 +130,23 @@ def judge(
     # As it is shown and published, in so many digits: a difference that is shown as the limit is within it.
     off = abs(round(measured.summary.mean, digits) - value)
     return said(REPRODUCED if off <= allowed + ROUNDING else NOT_REPRODUCED, allowed)
+
+
+def _mostly_failed(runs: Sequence[Outcome], rounds: int, smoothing: float) -> bool:
+    """Whether half of the runs that came to an end, or more, are such as a paper calls failed.
+
+    These are those that broke off or end at chance, and those that went on without a client whose
+    model had become NaN: where it is averaged like the others, the global model is NaN from there on.
+    """
+    ended = [run for run in runs if run.failed is not None or run.done >= rounds]
+    digits = QUANTITIES["accuracy"].digits
+
+    def as_theirs(run: Outcome) -> bool:
+        if run.failed is not None or run.failures:
+            return True
+        return round(100 * smoothed(run.accuracy[:rounds], smoothing), digits) <= FAILED
+
+    return 2 * sum(map(as_theirs, ended)) >= len(ended)
 
 
 def tolerance(paper: Paper, quantity: str, published: float | None) -> float:
