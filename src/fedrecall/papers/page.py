@@ -84,9 +84,10 @@ digits and one class in ten account for, the alignment of layer fc1, whose sprea
 {QUANTITIES["fc1_local"].tolerance:g}, rounds to
 an accuracy by {QUANTITIES["rounds_to_baseline"].tolerance:g}, and a ratio of times by \
 {QUANTITIES["speedup"].tolerance:g}.
-A cell that is published as failed is reproduced if half of the runs or more broke off, end at {FAILED:g} % at most, two
-points above chance, or had to leave out a client whose model became NaN: averaged with the others', as in the
-authors' code, it would have made the global model NaN. Any other cell of which a run broke off is not reproduced.
+A cell that is published as failed is reproduced if half of the runs or more broke off, end at {FAILED:g} % at
+most, two points above chance, or had to leave out a client whose model became NaN: averaged with the
+others', as in the authors' code, it would have made the global model NaN. Any other cell of which a run
+broke off is not reproduced.
 **Unfinished** rows were stopped early, and say after which round; the learning rate still falls and the
 model still learns until the last one, so they decide nothing. A method with the name of a **switch** behind
 it was run with another reading of what its paper leaves open (`--switch`), said above the tables (of a cell

@@ -108,18 +108,15 @@ def judge(
     if QUANTITIES[quantity].to_baseline and cell.method == table.baseline:
         begun = any(run.done for run in runs)
         return Verdict(value, std, None, "" if begun else NOT_RUN, None, failed, left_out)
+    if quantity == "accuracy" and cell.failed and (failed or (measured and measured.complete)):
+        rounds = cell.config(variant=variant).rounds
+        return said(REPRODUCED if _mostly_failed(runs, rounds, table.smoothing) else NOT_REPRODUCED)
     if quantity == "accuracy" and failed:
-        if value is None and not cell.failed:
-            return said("")
-        as_published = cell.failed and _mostly_failed(runs, cell.config(variant=variant).rounds, table.smoothing)
-        return said(REPRODUCED if as_published else NOT_REPRODUCED)
+        return said("" if value is None else NOT_REPRODUCED)
     if measured is None:
         return said(NOT_RUN)
     if not measured.complete:
         return said(PARTIAL)
-    if cell.failed and quantity == "accuracy":
-        as_published = _mostly_failed(runs, cell.config(variant=variant).rounds, table.smoothing)
-        return said(REPRODUCED if as_published else NOT_REPRODUCED)
     if value is None:
         return said("")
     if quantity in table.of_something_else or (variant is not None and variant.stand_in):
