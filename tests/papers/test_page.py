@@ -9,7 +9,7 @@ from fedrecall.errors import UserError
 from fedrecall.files import write_json
 from fedrecall.papers import PAPERS, load_paper, table
 from fedrecall.papers.page import PAGE, notes, render
-from fedrecall.papers.results import FOLDER, save
+from fedrecall.papers.results import FOLDER, Results, save
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -68,13 +68,66 @@ def test_what_was_made_by_code_that_no_revision_holds_says_so(tmp_path):
     ("note", "said"),
     [
         ("fedntd/table1 cifar10/shard4: why", r"note on 'fedntd/table1 cifar10/shard4', which is no table"),
-        ("fedntd/table1: 3", r"the note on 'fedntd/table1' must be text"),
+        ("fedntd/table1: why", r"the note on 'fedntd/table1' needs a text, and the rounds that it speaks of"),
+        ("fedntd/table1: {rounds: 0, text: 3}", r"needs a text, and the rounds"),
+        ("fedntd/table1: {text: why}", r"needs a text, and the rounds"),
+        ("fedntd/table1: {rounds: 9, text: why}", r"speaks of 9 rounds, and 0 were played: read it again"),
     ],
 )
 def test_a_note_on_nothing_is_refused(note, said, tmp_path):
     (tmp_path / "notes.yaml").write_text(note + "\n")
     with pytest.raises(UserError, match=said):
-        notes(tmp_path)
+        notes(tmp_path, Results())
+
+
+def test_a_note_speaks_of_all_rounds_of_its_table_column_or_cell(tmp_path):
+    t, switch = table("fedntd/table1"), load_paper("fedntd").variant("augmented-test")
+    mine, base, other = (
+        t.cell(*at)
+        for at in (("cifar10/shard2", "fedntd"), ("cifar10/shard2", "fedavg"), ("mnist/shard2", "fedntd"))
+    )
+    runs = [
+        *(outcome(mine, [30.0] * 5, seed=seed) for seed in range(2)),
+        outcome(mine, [30.0] * 7, variant=switch),
+        outcome(base, [30.0] * 20),
+        outcome(other, [30.0] * 100),
+        outcome(t.guest("cifar10/shard2", "fedtrio"), [30.0] * 1000),
+    ]
+    scopes = {
+        mine.key: 17,
+        "fedntd/table1 cifar10/shard2": 1037,
+        "fedntd/table1": 1137,
+        "fedntd/table10 R0.1": 1037,
+    }
+    lines = [f"{key}: {{rounds: {rounds}, text: why}}" for key, rounds in scopes.items()]
+    (tmp_path / "notes.yaml").write_text("\n".join(lines) + "\n")
+    assert notes(tmp_path, Results(runs)) == dict.fromkeys(scopes, "why")
+
+
+def test_the_overview_counts_what_tables_share_once(tmp_path):
+    t, switch = table("fedntd/table1"), load_paper("fedntd").variant("augmented-test")
+    base, prox = (t.cell("cifar10/shard2", method) for method in ("fedavg", "fedprox"))
+    for seed in range(2):
+        save(outcome(base, [41.0] * 200, seed=seed), tmp_path)
+    save(outcome(prox, [41.0] * 200, variant=switch), tmp_path)
+    save(outcome(base, [41.0] * 200, variant=switch), tmp_path)
+    page = render(tmp_path)
+    assert "its spread) | 98 | 1 | 1 | 0 | 0 | 0 | 96 |" in page
+    # FedAvg in tables 1, 8, 10 and 14, FedProx in the first three of them.
+    assert "the 7 cells that are reproduced are 2 results, 1 of them of one seed, and of 1 of them" in page
+
+
+def test_a_table_of_several_columns_is_looked_over(tmp_path):
+    t, switch = table("fedntd/table1"), load_paper("fedntd").variant("augmented-test")
+    ntd, prox = t.cell("cifar10/shard2", "fedntd"), t.cell("mnist/shard2", "fedprox")
+    save(outcome(ntd, [50.0] * 200), tmp_path)
+    assert "with the switch that comes nearest" not in render(tmp_path)
+    save(outcome(prox, [78.5] * 200, variant=switch), tmp_path)
+    page = render(tmp_path)
+    assert "|  | mnist/shard2 | cifar10/shard2 |" in page
+    assert "| fedprox | reproduced, 1 seed, a |  |" in page
+    assert "| fedntd |  | off by -2.61 (allowed 2.00), 1 seed |" in page
+    assert "\na: `augmented-test`.\n" in page
 
 
 def test_a_cell_that_no_run_answers_stands_there_once(tmp_path):

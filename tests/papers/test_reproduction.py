@@ -578,7 +578,11 @@ def test_a_figure_that_is_only_drawn_is_explained(call):
 def test_notes_stand_beside_their_cells(tmp_path):
     cell = TABLE1.cell("cifar10/shard2", "fedntd")
     save(outcome(cell, [50.0] * 20), tmp_path)
-    notes = {cell.key: "because of X", "fedntd/table1": "all of Y", "fedntd/table1 mnist/shard2": "Z alone"}
+    notes = {
+        cell.key: {"rounds": 20, "text": "because of X"},
+        "fedntd/table1": {"rounds": 20, "text": "all of Y"},
+        "fedntd/table1 mnist/shard2": {"rounds": 0, "text": "Z alone"},
+    }
     (tmp_path / "notes.yaml").write_text(json.dumps(notes))
     page = render(tmp_path)
     for text in ("- cifar10/shard2, fedntd: because of X", "all of Y", "- mnist/shard2: Z alone"):

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from itertools import combinations
 
+import numpy as np
 import pytest
 from tests.papers.outcomes import outcome
 
@@ -16,13 +17,16 @@ from fedrecall.papers.verdicts import (
     NOT_RUN,
     PARTIAL,
     REPRODUCED,
+    SPREADS,
     STAND_IN,
     WITH_SWITCH,
     best,
+    closest,
     gain,
     judge,
     level,
     level_agrees,
+    right_by_chance,
     tolerance,
     tried,
 )
@@ -166,6 +170,13 @@ def test_a_level_agrees_where_the_last_rounds_swing_as_far_as_what_was_published
     assert not level_agrees(SSD, PLAIN, Results([]))
 
 
+def test_where_the_clients_are_the_papers_own_a_swing_excuses_nothing():
+    paper, last = load_paper("fedntd"), [52.0 + 8.0 * (-1) ** k for k in range(20)]
+    for switch, word in (("augmented-test", True), ("authors-draw+augmented-test", False)):
+        v = paper.variant(switch)
+        assert level_agrees(TABLE1, CELL, Results([outcome(CELL, ending(*last), variant=v)]), v) is word
+
+
 def test_a_level_swings_as_much_as_what_is_reported():
     """A moving average with weight w of what goes up and down by s does so by s (1 - w) / (1 + w)."""
     found = level(TABLE1, CELL, Results([outcome(CELL, [50.0 + 4.0 * (-1) ** k for k in range(200)])]))
@@ -284,8 +295,11 @@ def test_rounds_to_the_baselines_accuracy_are_those_of_the_same_seed():
     v = verdict(*runs, cell=mine, quantity="rounds_to_baseline", of=t)
     assert (v.word, v.measured.text(0)) == (NOT_REPRODUCED, "never with 2 of 3 seeds")
     # What FedAvg needs to its own last accuracy is no claim of the paper: 100 are all its rounds.
-    v = verdict(outcome(base, climbing), cell=base, quantity="rounds_to_baseline", of=t)
-    assert (v.word, v.measured, v.published) == ("", None, 100)
+    flat = [*climbing[:45], *[22.5] * 55]
+    v = verdict(outcome(base, flat), cell=base, quantity="rounds_to_baseline", of=t)
+    assert (v.word, v.measured.summary.mean, v.published, v.difference) == ("", 45, 100, None)
+    v = verdict(outcome(base, climbing[:9]), cell=base, quantity="rounds_to_baseline", of=t)
+    assert (v.word, v.measured) == ("", None)
     assert verdict(cell=base, quantity="rounds_to_baseline", of=t).word == NOT_RUN
     begun = [outcome(mine, [5.0] * 9), outcome(base, [20.0] * 9)]
     v = verdict(*begun, cell=mine, quantity="rounds_to_baseline", of=t)
@@ -326,6 +340,55 @@ def test_a_client_that_became_nan_fails_a_run_where_the_paper_has_a_failure():
     spoilt = replace(outcome(failing, ending(25.0)), failures=1)
     assert verdict(spoilt, sound[0], cell=failing).word == REPRODUCED
     assert verdict(spoilt, *sound, cell=failing).word == NOT_REPRODUCED
+
+
+def test_a_run_that_lost_a_client_to_nan_reproduces_no_other_cell():
+    sound, spoilt = outcome(CELL, ending(52.0), seed=1), replace(outcome(CELL, ending(52.0)), failures=1)
+    assert verdict(sound).word == REPRODUCED
+    assert verdict(spoilt).word == verdict(sound, spoilt).word == NOT_REPRODUCED
+
+
+def test_what_the_baseline_would_reproduce_as_well_says_so():
+    prox = TABLE1.cell("cifar10/shard2", "fedprox")  # 41.48 ± 1.08, F 0.57
+    for baseline, also in ((39.5, "fedavg"), (39.3, None), (43.7, None)):
+        v = verdict(outcome(prox, ending(41.5)), outcome(BASE, ending(baseline)), cell=prox)
+        assert (v.word, v.also) == (REPRODUCED, also)
+        assert v.text == "reproduced" + " (so would fedavg be)" * bool(also)
+    v = verdict(outcome(prox, ending(45.0)), outcome(BASE, ending(41.5)), cell=prox)
+    assert (v.text, v.also) == ("not reproduced", None)
+    assert verdict(outcome(prox, ending(41.5)), outcome(BASE, [41.5] * 9), cell=prox).also is None
+    assert verdict(outcome(BASE, ending(40.0)), cell=BASE).also is None
+    # With a switch that is the method's alone, the baseline is the paper's.
+    shipped = load_paper("fedntd").variant("fedprox-shipped")
+    runs = [outcome(prox, ending(41.5), variant=shipped), outcome(BASE, ending(41.0))]
+    assert verdict(*runs, cell=prox, variant=shipped).also == "fedavg"
+
+
+def test_how_often_the_very_thing_would_be_reproduced():
+    draw = np.random.default_rng(0)
+    for runs in (1, 2, 3):
+        theirs, ours = draw.standard_normal((200_000, 3)), draw.standard_normal((200_000, runs))
+        near = abs(ours.mean(1) - theirs.mean(1)) <= SPREADS * theirs.std(1, ddof=1)
+        assert right_by_chance(runs) == pytest.approx(near.mean(), abs=0.005)
+
+
+def test_of_all_that_was_tried_what_is_nearest_is_shown():
+    paper = load_paper("fedntd")
+    own, theirs = (paper.variant(name) for name in ("augmented-test", "authors-draw+augmented-test"))
+
+    def shown(*runs):
+        found = closest(paper, TABLE1, CELL, Results(runs))
+        return found and (found[0] and found[0].name, found[1].word)
+
+    assert shown() is None
+    assert shown(outcome(CELL, [50.0] * 9)) is None
+    plain = outcome(CELL, ending(62.0))
+    assert shown(plain) == (None, NOT_REPRODUCED)
+    near, far = outcome(CELL, ending(55.0), variant=own), outcome(CELL, ending(58.0), variant=theirs)
+    assert shown(plain, near, far) == (own.name, NOT_REPRODUCED)
+    more = outcome(CELL, ending(58.0), variant=theirs, seed=1)
+    assert shown(plain, near, far, more) == (theirs.name, NOT_REPRODUCED)
+    assert shown(outcome(CELL, ending(52.0)), near, far, more) == (None, REPRODUCED)
 
 
 def test_one_low_round_is_no_failure_where_accuracies_are_smoothed():

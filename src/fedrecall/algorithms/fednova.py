@@ -43,8 +43,8 @@ class FedNova(FedAvg):
     """Normalised averaging (Wang et al., NeurIPS 2020, eq. 8 and 9).
 
     a_k are client k's effective steps, with momentum rho (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho):
-    w <- w - (sum_k p_k a_k) sum_k p_k (w - w_k) / a_k. Weight decay and the correction of a_k for it
-    are left out, as in the paper's experiments. Running statistics are averaged as in FedAvg. In a
+    w <- w - (sum_k p_k a_k) sum_k p_k (w - w_k) / a_k. Weight decay is part of the gradients, and a_k is not
+    corrected for it, as in the authors' code. Running statistics are averaged as in FedAvg. In a
     chain of clients a_k counts the steps of the whole chain.
     """
 

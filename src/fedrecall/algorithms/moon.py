@@ -34,8 +34,9 @@ class Moon(FedAvg):
     """Model-contrastive learning (Li, He and Song, CVPR 2021, eq. 3 and 4).
 
     CE - mu log( e^{sim(h, h_g)/tau} / (e^{sim(h, h_g)/tau} + e^{sim(h, h_prev)/tau}) ), h the
-    features that the classifier sees, sim their cosine. Both frozen models run in evaluation mode;
-    the authors' code leaves them in training mode.
+    features that the classifier sees, sim their cosine. Both frozen models run in evaluation mode, as in the
+    authors' code. Before a client's first visit h_prev is h_g, so that the term is mu log 2 and has no
+    gradient; their code has none in the first round.
     """
 
     mu: Annotated[float, NON_NEGATIVE] = 1.0

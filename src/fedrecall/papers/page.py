@@ -13,7 +13,7 @@ from fedrecall import files
 from fedrecall.errors import UserError
 from fedrecall.papers.paper import PAPERS, Cell, Paper, Table, Variant, load_paper
 from fedrecall.papers.quantities import NEVER, QUANTITIES
-from fedrecall.papers.results import FOLDER, Outcome, Results
+from fedrecall.papers.results import FOLDER, Outcome, Results, identity
 from fedrecall.papers.verdicts import (
     FAILED,
     LEVEL,
@@ -26,17 +26,21 @@ from fedrecall.papers.verdicts import (
     WITH_SWITCH,
     Verdict,
     best,
+    closest,
     gain,
     guests,
     judge,
     level,
     level_agrees,
+    right_by_chance,
     tried,
 )
 
 PAGE = Path("docs/reproduction.md")
 FEW = 4
 """Up to how many revisions a line names."""
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+"""For the switches that a table was played with."""
 UNKNOWN = "unknown"
 """The revision of a run whose code was not under version control."""
 MEASURED = (
@@ -72,22 +76,32 @@ A cell is **reproduced** when all of the paper's rounds
 were played and the mean lies within {SPREADS:g} published standard deviations (ours does not widen that: runs
 far from each other would reproduce anything); where a table gives none, the one that another table gives the
 same number of the same runs, else the median of those that the paper gives, or {UNKNOWN_STD:g} point if it
-gives none at all.
+gives none at all. A published spread is one of three trials or so, and varies itself: by this rule the very
+thing that was published would be found to be reproduced {100 * right_by_chance(1):.0f} times of 100 by one \
+seed, {100 * right_by_chance(2):.0f} by two and
+{100 * right_by_chance(3):.0f} by three, and what is published with a small spread is held to it.
+Where the baseline's own runs, taken for the method's, would be within that distance as well, the verdict
+says so (**so would fedavg be**): then it is the level that is reproduced, and only the gain, listed below
+each table, speaks of the method.
 **Last {LEVEL} rounds** is the mean of the same accuracies over so many rounds up to the last one played, and
 their standard deviation from round to round, within a seed (of moving averages, where those are reported).
 The clients of a single round move accuracy by that much, and published spreads leave it out, because all
-trials draw the same clients; a cell that is not reproduced, but whose published accuracy is within one such
-deviation of this mean, says that **its level agrees**.
+trials draw the same clients. A cell that was played with other clients than the paper's and is not
+reproduced, but whose published accuracy is within one such
+deviation of this mean, says that **its level agrees**; with the paper's own draw (`authors-draw`) that
+excuses nothing.
 Numbers are compared as they are shown. Forgetting may be off by {QUANTITIES["forgetting"].tolerance:g}, \
 which is what its two published
 digits and one class in ten account for, the alignment of layer fc1, whose spread is not published, by \
 {QUANTITIES["fc1_local"].tolerance:g}, rounds to
 an accuracy by {QUANTITIES["rounds_to_baseline"].tolerance:g}, and a ratio of times by \
-{QUANTITIES["speedup"].tolerance:g}.
-A cell that is published as failed is reproduced if half of the runs or more broke off, end at {FAILED:g} % at
-most, two points above chance, or had to leave out a client whose model became NaN: averaged with the
-others', as in the authors' code, it would have made the global model NaN. Any other cell of which a run
-broke off is not reproduced.
+{QUANTITIES["speedup"].tolerance:g}. The rounds in a baseline's own row are those that it takes itself to the
+accuracy that it ends with.
+A run that broke off, or that went on without a client whose model became NaN, is a failed one: averaged with
+the others', as in the authors' code, that model would have made the global one NaN. A cell that is published
+as failed is reproduced if half of the runs or more failed or end at {FAILED:g} % at
+most, two points above chance; any other cell of which a run failed is not. That a lost client counts was
+decided when the first such run was seen (table 14, beta = 0.3, the only one).
 **Unfinished** rows were stopped early, and say after which round; the learning rate still falls and the
 model still learns until the last one, so they decide nothing. A method with the name of a **switch** behind
 it was run with another reading of what its paper leaves open (`--switch`), said above the tables (of a cell
@@ -148,7 +162,8 @@ FedNova has two rows: the released configuration switches its variance reduction
 
 def render(folder: Path = FOLDER) -> str:
     """The page."""
-    results, why = Results.load(folder), notes(folder)
+    results = Results.load(folder)
+    why = notes(folder, results)
     parts = [HEAD, _overview(results), _machines(results)]
     for name in PAPERS:
         paper = load_paper(name)
@@ -193,38 +208,117 @@ def _updates(path: Path) -> list[str]:
     return [UPDATES.format(rounds=found["rounds"], code=found["code"], rows="\n".join(rows))]
 
 
-def notes(folder: Path) -> dict[str, str]:
+def notes(folder: Path, results: Results) -> dict[str, str]:
     """Why something did not reproduce, as far as found: notes.yaml beside the results.
 
-    Its keys are cells (``fedntd/table1 cifar10/shard2 fedntd``), columns and tables.
+    Its keys are cells (``fedntd/table1 cifar10/shard2 fedntd``), columns and tables. Each note says of how
+    many rounds it speaks; once there are more, it is to be read again.
     """
     path = folder / "notes.yaml"
     if not path.exists():
         return {}
-    known: set[str] = set()
+    known: dict[str, tuple[Paper, Table, list[Cell]]] = {}
     for name in PAPERS:
-        for t in load_paper(name).tables.values():
-            own = f"{name}/{t.name}"
-            known |= {own, *(f"{own} {c}" for c in t.columns), *(c.key for c in t.cells)}
-    held = configs.load(path)
-    for key, text in held.items():
+        paper = load_paper(name)
+        for t in paper.tables.values():
+            own, cells = f"{name}/{t.name}", [*t.cells, *guests(paper, t, results)]
+            known[own] = paper, t, cells
+            known |= {
+                f"{own} {column}": (paper, t, [c for c in cells if c.column == column])
+                for column in t.columns
+            }
+            known |= {cell.key: (paper, t, [cell]) for cell in t.cells}
+    said = {}
+    for key, note in configs.load(path).items():
         if key not in known:
             raise UserError(f"{path} has a note on {key!r}, which is no table, column or cell.")
-        if not isinstance(text, str):
-            raise UserError(f"{path}: the note on {key!r} must be text.")
-    return held
+        if (
+            not isinstance(note, dict)
+            or note.keys() != {"rounds", "text"}
+            or not isinstance(note["text"], str)
+        ):
+            raise UserError(f"{path}: the note on {key!r} needs a text, and the rounds that it speaks of.")
+        paper, _, cells = known[key]
+        if (played := _rounds(paper, cells, results)) != note["rounds"]:
+            raise UserError(
+                f"{path}: the note on {key!r} speaks of {note['rounds']} rounds, and {played} were played: "
+                f"read it again, change what is no longer so, and write `rounds: {played}`."
+            )
+        said[key] = note["text"]
+    return said
+
+
+def _rounds(paper: Paper, cells: Iterable[Cell], results: Results) -> int:
+    """Of all runs of these cells, with whatever switch."""
+    setups = [c.config(variant=v) for c in cells for v in (None, *tried(paper, c, results))]
+    distinct = {identity(config): config for config in setups}.values()
+    return sum(run.done for config in distinct for run in results.of(config).values())
 
 
 def _overview(results: Results) -> str:
     rows = []
+    reproduced: dict[object, Verdict] = {}
+    cells = 0
     for name in PAPERS:
         paper = load_paper(name)
         for t in paper.tables.values():
             words = [best(paper, t, c, results) for c in t.cells]
-            counts = [words.count(w) for w in (REPRODUCED, WITH_SWITCH, NOT_REPRODUCED, PARTIAL, NOT_RUN)]
+            counts = [words.count(w) for w in (REPRODUCED, WITH_SWITCH, NOT_REPRODUCED, "", PARTIAL, NOT_RUN)]
             rows.append([f"{name}/{t.name}", t.title, len(words), *counts])
-    head = ["table", "what it is", "cells", *(REPRODUCED, WITH_SWITCH, NOT_REPRODUCED, PARTIAL, NOT_RUN)]
-    return "## Where it stands\n\nBy each table's first quantity.\n\n" + grid(head, rows)
+            for cell, word in zip(t.cells, words, strict=True):
+                if word in (REPRODUCED, WITH_SWITCH) and (found := closest(paper, t, cell, results)):
+                    cells += 1
+                    said = cell.failed or cell.published[t.quantities[0]].value
+                    reproduced.setdefault((identity(cell.config()), said), found[1])
+    head = ["table", "what it is", "cells"]
+    head += [REPRODUCED, WITH_SWITCH, NOT_REPRODUCED, "nothing to compare", PARTIAL, NOT_RUN]
+    parts = ["## Where it stands\n\nBy each table's first quantity.\n", grid(head, rows)]
+    if reproduced:
+        seeds = [v.measured.summary.n if v.measured else v.failed for v in reproduced.values()]
+        parts.append(
+            "A cell counts as reproduced with a switch if it is with any of those that were tried, each of "
+            "which has its row below. Tables share runs and numbers: the "
+            f"{cells} cells that are reproduced are {len(reproduced)} results, "
+            f"{seeds.count(1)} of them of one seed, and of "
+            f"{sum(v.also is not None for v in reproduced.values())} of them the baseline's runs would be "
+            "as near.\n"
+        )
+    return "\n".join(parts)
+
+
+def _glance(paper: Paper, table: Table, results: Results) -> str:
+    """Method by column what is nearest to the published number, where several columns were played."""
+    found = {
+        (c.method, c.column): near
+        for c in table.cells
+        if (near := closest(paper, table, c, results)) is not None
+    }
+    columns = [c for c in table.columns if any(column == c for _, column in found)]
+    if len(columns) < 2:
+        return ""
+    methods = [m for m in table.methods if any(method == m for method, _ in found)]
+    switches = list(dict.fromkeys(variant.name for variant, _ in found.values() if variant))
+    letters = {name: LETTERS[place] for place, name in enumerate(switches)}
+
+    def text(method: str, column: str) -> str:
+        if (method, column) not in found:
+            return ""
+        variant, verdict = found[method, column]
+        seeds = verdict.measured.summary.n if verdict.measured else verdict.failed
+        said = verdict.text
+        if verdict.word == NOT_REPRODUCED and verdict.difference is not None:
+            digits = QUANTITIES[table.quantities[0]].digits
+            said = f"off by {verdict.difference:+.{digits}f}"
+            said += "" if verdict.allowed is None else f" (allowed {verdict.allowed:.{digits}f})"
+        return f"{said}, {seeds} seed{'s' * (seeds > 1)}" + (f", {letters[variant.name]}" if variant else "")
+
+    lines = [
+        f"{QUANTITIES[table.quantities[0]].label.capitalize()}, with the switch that comes nearest:\n",
+        grid(["", *columns], [[m, *(text(m, c) for c in columns)] for m in methods]),
+    ]
+    if switches:
+        lines.append("; ".join(f"{letters[name]}: `{name}`" for name in switches) + ".\n")
+    return "\n".join(lines)
 
 
 def _machines(results: Results) -> str:
@@ -283,6 +377,8 @@ def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) ->
     for column in table.columns:
         if f"{prefix} {column}" in why:
             remarks.append(f"- {column}: {_line(why[f'{prefix} {column}'])}")
+    if glance := _glance(paper, table, results):
+        parts.append(glance)
     parts.append(listed(MEASURED, (measured_rows(paper, table, c, results) for c in cells)))
     gains = [
         g for c in cells for v in (None, *tried(paper, c, results)) if (g := _gain(table, c, results, v))
@@ -338,10 +434,11 @@ def _row(paper: Paper, table: Table, cell: Cell, results: Results, variant: Vari
 
 def _words(verdicts: dict[str, Verdict], agrees: bool) -> str:
     """One word where all quantities agree, else each one's."""
-    said = {q: v.word for q, v in verdicts.items() if v.word}
-    if agrees and said.get("accuracy") == NOT_REPRODUCED:
+    said = {q: v.text for q, v in verdicts.items() if v.word}
+    level = agrees and said.get("accuracy") == NOT_REPRODUCED
+    if level:
         said["accuracy"] += ", but its level agrees"
-    if len(set(said.values())) <= 1:
+    if not level and len({v.word for v in verdicts.values() if v.word}) <= 1:
         return next(iter(said.values()), "measured")
     return "; ".join(f"{_short(q)}: {w}" if _short(q) else w for q, w in said.items())
 

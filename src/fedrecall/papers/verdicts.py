@@ -15,7 +15,7 @@ from fedrecall.reports.statistics import Summary, summary
 from fedrecall.specs import short_text
 
 SPREADS = 2.0
-"""How many standard deviations a mean may be off: 19 of 20 trials are within two."""
+"""How many published standard deviations a mean may be off; `right_by_chance` says what that is worth."""
 UNKNOWN_STD = 1.0
 """Points of accuracy taken for a spread where a paper gives none at all."""
 LEVEL = 20
@@ -63,11 +63,18 @@ class Verdict(NamedTuple):
     """Seeds whose run failed."""
     left_out: int = 0
     """Visits of all seeds that were left out because of NaN."""
+    also: str | None = None
+    """The table's baseline, where its runs are as near to what is published and reproduced here."""
+
+    @property
+    def text(self) -> str:
+        """The word, and whether it says anything of the method."""
+        return self.word + (f" (so would {self.also} be)" if self.also else "")
 
     @property
     def difference(self) -> float | None:
         """Measured minus published, after all rounds or not."""
-        if self.published is None or self.measured is None:
+        if self.published is None or self.measured is None or not self.word:
             return None
         if not (math.isfinite(self.published) and math.isfinite(self.measured.summary.mean)):
             return None
@@ -100,18 +107,19 @@ def judge(
     runs = list(results.of(cell.config(variant=variant)).values())
     failed = sum(run.failed is not None for run in runs)
     left_out = sum(run.failures for run in runs)
-    digits = QUANTITIES[quantity].digits
+    rounds = cell.config(variant=variant).rounds
 
-    def said(word: str, allowed: float | None = None) -> Verdict:
-        return Verdict(value, std, measured, word, allowed, failed, left_out)
+    def said(word: str, allowed: float | None = None, also: str | None = None) -> Verdict:
+        return Verdict(value, std, measured, word, allowed, failed, left_out, also)
 
     if QUANTITIES[quantity].to_baseline and cell.method == table.baseline:
+        # Its own is nothing that the paper claims, and is had once its last accuracy is.
+        own = measured if measured and measured.complete else None
         begun = any(run.done for run in runs)
-        return Verdict(value, std, None, "" if begun else NOT_RUN, None, failed, left_out)
+        return Verdict(value, std, own, "" if begun else NOT_RUN, None, failed, left_out)
     if quantity == "accuracy" and cell.failed and (failed or (measured and measured.complete)):
-        rounds = cell.config(variant=variant).rounds
         return said(REPRODUCED if _mostly_failed(runs, rounds, table.smoothing) else NOT_REPRODUCED)
-    if quantity == "accuracy" and failed:
+    if quantity == "accuracy" and any(_as_failures(run, rounds) for run in runs):
         return said("" if value is None else NOT_REPRODUCED)
     if measured is None:
         return said(NOT_RUN)
@@ -124,9 +132,35 @@ def judge(
     if value == NEVER:
         return said(REPRODUCED if measured.never == measured.summary.n else NOT_REPRODUCED)
     allowed = tolerance(paper, quantity, std)
-    # As it is shown and published, in so many digits: a difference that is shown as the limit is within it.
-    off = abs(round(measured.summary.mean, digits) - value)
-    return said(REPRODUCED if off <= allowed + ROUNDING else NOT_REPRODUCED, allowed)
+    if not _within(measured, quantity, value, allowed):
+        return said(NOT_REPRODUCED, allowed)
+    too = _baseline_within(table, cell, quantity, results, variant, allowed)
+    return said(REPRODUCED, allowed, table.baseline if too else None)
+
+
+def _within(measured: Measured, quantity: str, value: float, allowed: float) -> bool:
+    """As it is shown and published: a difference that is shown as the limit is within it."""
+    shown = round(measured.summary.mean, QUANTITIES[quantity].digits)
+    return abs(shown - value) <= allowed + ROUNDING
+
+
+def _baseline_within(
+    table: Table, cell: Cell, quantity: str, results: Results, variant: Variant | None, allowed: float
+) -> bool:
+    """Whether the table's baseline, as it was measured, is as near to the cell's published number."""
+    if table.baseline in (None, cell.method):
+        return False
+    base = table.cell(cell.column, str(table.baseline))
+    own = variant if variant is not None and base.changed_by(variant) else None
+    found, value = measure(table, base, quantity, results, own), cell.published[quantity].value
+    if found is None or not found.complete or value is None:
+        return False
+    return _within(found, quantity, value, allowed)
+
+
+def _as_failures(run: Outcome, rounds: int) -> bool:
+    """Whether it broke off, or came to its end without a client whose model had become NaN."""
+    return run.failed is not None or (run.done >= rounds and run.failures > 0)
 
 
 def _mostly_failed(runs: Sequence[Outcome], rounds: int, smoothing: float) -> bool:
@@ -139,7 +173,7 @@ def _mostly_failed(runs: Sequence[Outcome], rounds: int, smoothing: float) -> bo
     digits = QUANTITIES["accuracy"].digits
 
     def as_theirs(run: Outcome) -> bool:
-        if run.failed is not None or run.failures:
+        if _as_failures(run, rounds):
             return True
         return round(100 * smoothed(run.accuracy[:rounds], smoothing), digits) <= FAILED
 
@@ -154,6 +188,16 @@ def tolerance(paper: Paper, quantity: str, published: float | None) -> float:
     if published is None and quantity == "accuracy":
         published = paper.usual_std or UNKNOWN_STD
     return max(QUANTITIES[quantity].tolerance, SPREADS * (published or 0.0))
+
+
+def right_by_chance(runs: int) -> float:
+    """How often the mean of so many runs of just what was published would be found to be reproduced.
+
+    The published mean and spread are taken to be those of three trials, as most are; so the distance of
+    the means by that spread follows Student's t with two degrees of freedom.
+    """
+    limit = SPREADS / math.sqrt(1 / runs + 1 / 3)
+    return limit / math.sqrt(limit**2 + 2)
 
 
 def measure(
@@ -217,15 +261,35 @@ def _published() -> frozenset[str]:
     return frozenset(c.config().algorithm["name"] for t in tables for c in t.cells)
 
 
+def readings(
+    paper: Paper, table: Table, cell: Cell, results: Results
+) -> list[tuple[Variant | None, Verdict]]:
+    """What may be said of the cell's first quantity, in the paper's setup and with each switch tried."""
+    switches = (None, *(v for v in tried(paper, cell, results) if not v.stand_in))
+    return [(v, judge(paper, table, cell, table.quantities[0], results, v)) for v in switches]
+
+
 def best(paper: Paper, table: Table, cell: Cell, results: Results) -> str:
     """What may be said of the cell's first quantity after all that was tried."""
-    found = [
-        judge(paper, table, cell, table.quantities[0], results, v).word
-        for v in (None, *(v for v in tried(paper, cell, results) if not v.stand_in))
-    ]
+    found = [verdict.word for _, verdict in readings(paper, table, cell, results)]
     if found[0] != REPRODUCED and REPRODUCED in found:
         return WITH_SWITCH
     return next((w for w in (REPRODUCED, NOT_REPRODUCED, PARTIAL) if w in found), found[0])
+
+
+def closest(
+    paper: Paper, table: Table, cell: Cell, results: Results
+) -> tuple[Variant | None, Verdict] | None:
+    """Of all that was tried to the end what is reproduced, then what has most seeds, then what is nearest."""
+
+    def order(found: tuple[Variant | None, Verdict]) -> tuple[bool, int, float]:
+        verdict = found[1]
+        seeds = verdict.measured.summary.n if verdict.measured else 0
+        off = math.inf if verdict.difference is None else abs(verdict.difference)
+        return verdict.word != REPRODUCED, -seeds, off
+
+    ended = [f for f in readings(paper, table, cell, results) if f[1].word in (REPRODUCED, NOT_REPRODUCED)]
+    return min(ended, key=order, default=None)
 
 
 def level(table: Table, cell: Cell, results: Results, variant: Variant | None = None) -> Summary | None:
@@ -250,7 +314,13 @@ def level(table: Table, cell: Cell, results: Results, variant: Variant | None = 
 
 
 def level_agrees(table: Table, cell: Cell, results: Results, variant: Variant | None = None) -> bool:
-    """Whether the published accuracy is within one deviation of the last rounds' mean."""
+    """Whether the published accuracy is within one deviation of the last rounds' mean.
+
+    Which says nothing where the clients of every round are drawn for all seeds at once, as in the paper:
+    then that round swings by the same in its trials and ours.
+    """
+    if cell.config(variant=variant).global_seed is not None:
+        return False
     published, found = cell.published.get("accuracy"), level(table, cell, results, variant)
     if published is None or published.value is None or found is None or found.std is None:
         return False

@@ -183,7 +183,7 @@ def comparison(chosen: Table, cells: list[Cell], results: Results, variant: Vari
                 f"{v.measured.rounds} of {cell.settings['rounds']}" if v.measured else "",
                 difference_text(v, quantity),
                 {True: "yes", False: "no", None: ""}[v.within],
-                v.word + _excluded(v),
+                v.text + _excluded(v),
             )
         g = gain(chosen, cell, results, variant)
         if g is not None:
