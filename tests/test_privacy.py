@@ -341,6 +341,27 @@ def test_a_run_says_its_epsilon_and_says_the_same_when_resumed(tmp_path):
     assert_same(again.server, whole.server)
 
 
+@pytest.mark.parametrize("secret", [False, True])
+def test_a_round_that_is_played_again_with_other_noise_counts(secret, tmp_path):
+    """Its first model may have been seen: nodes get it to train on, and a folder can be copied."""
+    spec = {"name": "private", "noise": 2.0, "secret": secret}
+    settings = {"checkpoint_every": 1}
+
+    def spent() -> float:
+        return experiment(spec, tmp_path, resume=True, **settings).run().history[-1]["epsilon"]
+
+    experiment(spec, tmp_path, **settings).run()
+    for again in (1, 2):
+        (tmp_path / "checkpoints" / "round-000003.json").unlink()
+        assert spent() == epsilon(2.0, 6, 3, 3 + again * secret, 1e-5)
+    settings["rounds"] = 4
+    assert spent() == epsilon(2.0, 6, 3, 4 + 2 * secret, 1e-5)
+    newest = tmp_path / "checkpoints" / "round-000004.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.warns(RuntimeWarning, match=r"is damaged.* Going on from round 3"):
+        assert spent() == epsilon(2.0, 6, 3, 4 + 3 * secret, 1e-5)
+
+
 def test_chains_batch_norm_and_a_missing_accountant_are_explained(monkeypatch):
     with pytest.raises(UserError, match="chains = 1 of 3 clients show each client's model to the next"):
         experiment("private", chains=1)  # before anything is begun

@@ -40,6 +40,8 @@ from fedrecall.records import INPUTS, Checkpoint, History, RunFolder, whole
 from fedrecall.sinks import following
 from fedrecall.training import Failure
 
+AGAIN = "played again"
+"""What a start of a run is told to have lost: rounds whose models may have been seen, and count as such."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 
 
@@ -172,6 +174,7 @@ class Experiment:
         _check_code(folder, starts, code)
         if folder.started:
             self._restore(folder)
+            starts = provenance.starts(folder.path / "made.json")
         else:
             self.history = History(folder, folder.rewind(0))
             if data:
@@ -201,6 +204,9 @@ class Experiment:
             break
         else:
             self._check_nothing_is_lost(folder, recorded, refused)
+        if self.algorithm.secret:
+            again = _played_again(folder, len(recorded) - played)
+            self.server = self.algorithm.recount(self.server, played + again)
         kept = whole(folder.rewind(played, recorded), folder.path / "metrics.jsonl")
         if len(kept) != played:
             raise UserError(f"{folder.path}/metrics.jsonl lacks rounds before round {played}.")
@@ -580,6 +586,20 @@ def _check_data(folder: RunFolder, starts: Sequence[Mapping[str, Any]], data: Ma
 def _check_code(folder: RunFolder, starts: Sequence[Mapping[str, Any]], code: Mapping[str, str]) -> None:
     """Raise UserError if the owner's code that the run in the folder was begun with has changed since."""
     provenance.check_code(folder.path, starts, code, ", or give another --out")
+
+
+def _played_again(folder: RunFolder, lost: int) -> int:
+    """How many rounds of this run are played again, ``lost`` of them since its last start; kept with that."""
+    path = folder.path / "made.json"
+    starts = provenance.starts(path) or [{}]
+    if lost > 0:
+        starts[-1][AGAIN] = _count(starts[-1].get(AGAIN, 0)) + lost
+        files.write_json(path, starts)
+    return sum(_count(start.get(AGAIN, 0)) for start in starts)
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _check_rounds(folder: RunFolder, played: int, wanted: int) -> None:

@@ -123,12 +123,26 @@ def intact(path: Path, expected: str) -> bool:
         return False
 
 
-def sweep(folder: Path) -> None:
-    """Delete what writers that were killed left half written in a folder; nobody may be writing to it."""
+def sweep(folder: Path, alone: bool = True) -> None:
+    """Delete what writers that were killed left half written in a folder.
+
+    Nobody may be writing to it, or, unless ``alone``, nobody whose process is not seen from here.
+    """
     for path in folder.glob(".*.tmp"):
-        if path.stem.rpartition(".")[2].isdecimal():  # as `write` names them; others' are others'
+        writer = path.stem.rpartition(".")[2]
+        if writer.isdecimal() and (alone or not _lives(int(writer))):  # as `write` names them
             with suppress(OSError):
                 path.unlink()
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # it is another's, or nobody's number
+        pass
+    return True
 
 
 @contextmanager

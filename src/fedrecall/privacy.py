@@ -197,7 +197,7 @@ class Server(NamedTuple):
     inner: Any
     """What the protected algorithm keeps."""
     round: Tensor  # int64 []
-    """Rounds so far."""
+    """Means so far: one a round, and those of rounds that were played again."""
     sizes: Tensor  # int64 [2]
     """How many clients there are, and how many are asked each round; 0 before the first."""
     key: Tensor  # int64 []
@@ -351,6 +351,10 @@ class Private(FedAvg):
         return Server(
             self.inner.aggregate(server.inner, told, everyone), torch.tensor(number), sizes, server.key
         )
+
+    def recount(self, server: Server, rounds: int) -> Server:
+        """A mean that others may have seen counts, though the round is played again, with other noise."""
+        return server._replace(round=server.round.clamp_min(rounds))
 
     def report(self, server: Server) -> dict[str, float]:
         """Epsilon so far, at ``delta``; nothing where there is no bound."""

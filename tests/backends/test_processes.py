@@ -9,6 +9,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -29,6 +30,7 @@ from fedrecall.algorithms.fedavg import FedAvg, Memory
 from fedrecall.algorithms.fedntd import FedNTD
 from fedrecall.algorithms.scaffold import Scaffold
 from fedrecall.backends import choose, open_backend, parcels, processes
+from fedrecall.backends import worker as workers
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.parcels import pack, unpack
 from fedrecall.backends.processes import Processes
@@ -407,6 +409,30 @@ def test_a_limit_at_the_start_of_workers_is_a_sentence(number, said, opened, mon
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(UserError, match=said):
         opened(work(Scaffold(), workers=2))
+
+
+@pytest.mark.parametrize(("number", "said"), [(errno.EAGAIN, "ulimit -u"), (errno.ENOMEM, "limit of memory")])
+def test_a_fork_that_fails_is_a_sentence(number, said, opened, monkeypatch):
+    def refuse():
+        raise OSError(number, "not available")
+
+    ours, theirs = socket.socketpair()
+    with ours, open(os.devnull, "r+b") as nowhere, monkeypatch.context() as here:
+        here.setattr(os, "fork", refuse)
+        for name in ("signal", "pthread_sigmask"):  # this is no process of its own
+            here.setattr(signal, name, lambda *_: None)
+        here.setattr(workers.gc, "freeze", lambda: None)
+        socket.send_fds(ours, [struct.pack("!q", 0)], [nowhere.fileno()] * 2)
+        ours.shutdown(socket.SHUT_WR)
+        workers.nursery(theirs.detach())
+        (answer,) = struct.unpack("!q", ours.recv(8))
+    assert answer == -number
+    w = work(workers=2)
+    with monkeypatch.context() as here:
+        here.setattr(processes.Nursery, "_ask", lambda self, order, descriptors: answer)
+        with pytest.raises(UserError, match=said):
+            list(opened(w).map(jobs(w)))
+    same(opened(w).map(jobs(w)), Serial(w).map(jobs(w)))
 
 
 def test_what_comes_with_memory_is_not_taken_without_it():

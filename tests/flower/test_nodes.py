@@ -660,6 +660,45 @@ def test_a_run_is_not_resumed_on_data_of_another_kind(change, message, tmp_path)
         play(Grid(nodes(tmp_path, **change)), **run, rounds=2, resume=True)
 
 
+def asked(grid: Grid) -> set[tuple[str, int]]:
+    """Under what name nodes were asked to train, and at which start of the run."""
+    values = [m.content["values"] for m in grid.sent if m.metadata.message_type == "train"]
+    return {(v["run"], v["start"]) for v in values}
+
+
+def untrained(node: int, reply: Message) -> Message | None:
+    """All nodes but one are heard of until they train."""
+    return None if node != 1000 and reply.metadata.message_type == "train" else reply
+
+
+def test_another_run_in_the_folder_of_one_that_recorded_nothing_is_another_to_the_nodes(tmp_path):
+    """They would answer it with what they drew for the first, with that one's noise, say."""
+    run = {"algorithm": "scaffold", "rounds": 1, "out": str(tmp_path / "run"), "min_clients": 3}
+    mute = Grid(nodes(tmp_path / "nodes"), untrained)
+    with pytest.raises(UserError, match="min_clients"):
+        play(mute, **run)
+    [(name, start)] = asked(mute)
+    other, resumed = Grid(mute.nodes), Grid(mute.nodes)
+    play(other, **run | {"lr": 0.5})
+    [(renamed, first)] = asked(other)
+    assert renamed != name
+    assert first == start == 1
+    play(resumed, **run | {"lr": 0.5, "rounds": 2}, resume=True)
+    assert asked(resumed) == {(renamed, 2)}
+
+
+def test_the_same_run_begun_anew_is_the_same_to_the_nodes(tmp_path):
+    """Who has told the server what it tells once does not draw anew."""
+    run = {"algorithm": "scaffold", "rounds": 1, "out": str(tmp_path / "run"), "min_clients": 3}
+    mute = Grid(nodes(tmp_path / "nodes"), untrained)
+    with pytest.raises(UserError, match="min_clients"):
+        play(mute, **run)
+    again = Grid(mute.nodes)
+    play(again, **run)
+    [(name, start)] = asked(mute)
+    assert asked(again) == {(name, start + 1)}
+
+
 def test_the_run_folder_says_which_federation_it_was(tmp_path):
     """By the same keys whatever the data, for reports that compare runs."""
 

@@ -75,6 +75,11 @@ class FedAvg:
         """The server's state before the first round."""
         return Server(weights)
 
+    def recount(self, server: Any, rounds: int) -> Any:
+        """The server's state after it went back, where ``secret``: so many rounds were played by now, those
+        that are played again among them."""
+        return server
+
     def remember(self, weights: Weights) -> Any:
         """A client's memory before its first visit, given the weights that arrive then."""
         return Memory()

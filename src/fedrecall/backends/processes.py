@@ -96,6 +96,7 @@ def _limits_told() -> Iterator[None]:
     except OSError as error:
         limits = {errno.EMFILE: "open files is reached: raise it (ulimit -n)"}
         limits[errno.EAGAIN] = "processes is reached: raise it (ulimit -u, or the container's)"
+        limits[errno.ENOMEM] = "memory is reached: free some"
         if error.errno not in limits:
             raise
         raise UserError(
@@ -138,7 +139,10 @@ class Nursery:
 
     def fork(self, *descriptors: int) -> int:
         """The process id of a new worker that holds these descriptors."""
-        return self._ask(0, descriptors)
+        pid = self._ask(0, descriptors)
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        return pid
 
     def bury(self, pid: int) -> int:
         """Kill a worker if it still lives; what it died of (a signal is negative)."""
@@ -193,6 +197,9 @@ class Worker:
             self._pulse = mmap.mmap(pulse, 8)
             with theirs:
                 self.pid = nursery.fork(theirs.fileno(), pulse)
+        except BaseException:
+            ours.close()
+            raise
         finally:
             os.close(pulse)
         self.channel = Channel(ours)

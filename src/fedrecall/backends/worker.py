@@ -88,13 +88,17 @@ def nursery(control: int) -> None:
                 return
             (pid,) = struct.unpack("!q", order)
             if pid == 0:
-                born = os.fork()
+                try:
+                    born = os.fork()
+                except OSError as error:  # no memory, or no more processes for this user
+                    born = -(error.errno or errno.EAGAIN)
                 if born == 0:
                     end.close()
                     _live(*descriptors)
                 for descriptor in descriptors:
                     os.close(descriptor)
-                workers.add(born)
+                if born > 0:
+                    workers.add(born)
                 end.sendall(struct.pack("!q", born))
             else:
                 workers.discard(pid)

@@ -181,7 +181,7 @@ def _train(node: Node, task: Task, arrays: dict[str, Tensor]) -> Visit:
     kept = Kept(node, task.run, once=algorithm.remembers_once)
     first = first_memory(algorithm, down, hooks_chance(algorithm, config.seed, task.round, task.client))
     memory = kept.get(task.remembered, first)
-    kept.rewind(task.remembered)
+    kept.rewind((task.start, task.round), task.remembered)
     done = visit(
         algorithm,
         model,
@@ -197,7 +197,7 @@ def _train(node: Node, task: Task, arrays: dict[str, Tensor]) -> Visit:
         at = "" if done.failure.step is None else f"step {done.failure.step}: "
         raise UserError(at + done.failure.reason)
     contracts.alike(done.memory, first, "finish", "a client's memory", "remember")
-    kept.put(task.round, done.memory, task.keep, task.remembered)
+    kept.put((task.start, task.round), done.memory, task.keep, task.remembered)
     return done
 
 
@@ -213,7 +213,7 @@ def make_test(node: Node, content: RecordDict) -> RecordDict:
 
 def _prepare(node: Node, task: Task) -> tuple[FedAvg, Model, Silo, Config]:
     _check_mine(node, task.client)
-    if task.round < 1 or task.remembered < 0:
+    if task.round < 1 or task.remembered < 0 or task.start < 1:
         raise Malformed("the server's task is of no round")
     config = _config(node, task.config)
     codes.check(_servers_code(task.code), config)

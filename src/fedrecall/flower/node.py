@@ -209,29 +209,38 @@ class Kept:
                 f"what it remembered after round {round_number} is not in {self.folder}: {remedy}"
             )
         try:
-            return trees.restore(first, files.read_arrays(path, path.stem.split("-")[2]), f"{path}")
+            return trees.restore(first, files.read_arrays(path, path.stem.split("-")[-1]), f"{path}")
         except UserError as error:
             raise UserError(f"{error} {remedy[0].upper()}{remedy[1:]}") from error
 
-    def rewind(self, remembered: int) -> None:
-        """Forget visits after this round: the server has none of their uploads, or has gone back."""
+    def rewind(self, visit: tuple[int, int], remembered: int) -> None:
+        """Forget visits after this round: the server has none of their uploads, or has gone back.
+
+        ``visit``: that which begins, as the run's start and the round. One that was overtaken by a later
+        one forgets nothing, and ends: what it would forget may be what the server goes by now.
+        """
+        if self._overtaken(visit):
+            raise UserError("a later visit has overtaken this one.")
         for number in self._rounds():
             if number > remembered and not self.once:
                 self._forget(number)
 
-    def put(self, round_number: int, memory: Any, keep: int, remembered: int) -> None:
-        """Remember this after the round, which began at ``remembered``; forget what nobody goes back to.
+    def put(self, visit: tuple[int, int], memory: Any, keep: int, remembered: int) -> None:
+        """Remember this after the visit, which began at ``remembered``; forget what nobody goes back to.
 
         A visit that was overtaken by a later one leaves nothing: the server did not wait for it.
         """
         arrays = trees.arrays(memory)
-        if not arrays or any(number > round_number for number in self._rounds()):
+        if not arrays or self._overtaken(visit):
             return
+        start, round_number = visit
         with files.writing(self.folder, then="and it takes part again"):
             self.folder.mkdir(0o700, parents=True, exist_ok=True)  # what they hold follows from the data
             self.folder.chmod(0o700)
             content = files.packed(arrays)
-            path = self.folder / f"round-{round_number:06d}-{files.checksum(content)}.safetensors"
+            name = f"round-{round_number:06d}-{start:06d}-{files.checksum(content)}.safetensors"
+            path = self.folder / name
+            files.sweep(self.folder, alone=False)
             files.write(path, content)
             self._forget(round_number, but=path)
         arrived = [number for number in self._rounds() if number <= remembered]
@@ -239,6 +248,10 @@ class Kept:
         for number in self._rounds():
             if number < oldest or remembered < number < round_number:
                 self._forget(number)
+
+    def _overtaken(self, visit: tuple[int, int]) -> bool:
+        names = [p.stem.split("-") for p in self.folder.glob("round-*-*-*.safetensors")]
+        return any((int(start), int(number)) > visit for _, number, start, _ in names)
 
     def _rounds(self) -> list[int]:
         return sorted(int(p.stem.split("-")[1]) for p in self.folder.glob("round-*-*.safetensors"))

@@ -86,6 +86,8 @@ class Nodes:
         """``before``: what was agreed on when the run began, if it goes on; it holds whoever is here now."""
         self.grid, self.config, self.hosting, self.run = grid, config, hosting, run
         self.before = before
+        self.start = 1
+        """How often the run was begun or gone on with."""
         self.facts: Facts | None = None
         self.up: Any = None
         """The template of uploads, once there is a model."""
@@ -509,9 +511,9 @@ class Nodes:
         return {
             client: Task(
                 *(self._json, data, self.run, round_number, client),
-                *(start, keep, self._code, announced.get(client, "")),
+                *(last, keep, self._code, announced.get(client, ""), self.start),
             )
-            for client, start in remembered.items()
+            for client, last in remembered.items()
         }
 
     def _ask(

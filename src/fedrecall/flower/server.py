@@ -12,6 +12,7 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedrecall import config as configs
 from fedrecall import files, payloads, rounds, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
@@ -135,27 +136,32 @@ class Run(Experiment):
         try:
             dataset = federation.dataset
             nodes.up = payloads.declared(self.algorithm, self.model, dataset.shape, dataset.classes).up
-            nodes.run = self._name()
+            nodes.run, nodes.start = self._name()
         except BaseException:
             self.close()
             raise
 
-    def _name(self) -> str:
-        """What nodes keep this run's memories under: the same when it is resumed.
+    def _name(self) -> tuple[str, int]:
+        """What nodes keep this run's memories under, and how often it was begun or gone on with.
 
-        Beside it is written what the federation agreed on.
+        The name is the same when the run is resumed, or begun anew as it was: a client that has told the
+        server what it tells once does not draw anew. Another run gets another name, though it has the
+        folder of one that recorded nothing. Beside it is written what the federation agreed on.
         """
-        name = secrets.token_hex(16)
+        name, start = secrets.token_hex(16), 1
         if self.folder is None:
-            return name
-        path = self.folder.path / AGREED
+            return name, start
+        path, what = self.folder.path / AGREED, wire.digest(configs.what(self.config))
         if path.exists():
-            name = str(files.read_json(path)["run"])
+            held = dict(files.read_json(path))
+            if self.history or held.get("what") == what:
+                name, start = str(held["run"]), int(held.get("starts", 0)) + 1
         facts = self.nodes.facts
         assert facts is not None
         with files.writing(self.folder.path):
-            files.write_json(path, {"run": name, **marks(facts, self.nodes), **facts.data._asdict()})
-        return name
+            begun = {"run": name, "starts": start, "what": what}
+            files.write_json(path, {**begun, **marks(facts, self.nodes), **facts.data._asdict()})
+        return name, start
 
     def play(self) -> Result:
         """Play the rounds that are left.

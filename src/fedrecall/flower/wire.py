@@ -102,6 +102,8 @@ class Task(NamedTuple):
     """A `Code` as JSON."""
     announced: str
     """A digest of the `Announcement` that the server goes by."""
+    start: int
+    """How often the run was begun or gone on with: what was asked last is of the last start, and round."""
 
 
 class Report(NamedTuple):
