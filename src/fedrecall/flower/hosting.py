@@ -113,7 +113,7 @@ def _check_secret(config: Config) -> None:
         )
     if algorithm.secret and config.checkpoint_every > 1:
         raise UserError(
-            "with secret=true a round that is played again has other noise, which epsilon does not count: "
+            "with secret=true a round that is played again has other noise, and epsilon counts both: "
             "leave checkpoint_every at 1, so that no model is sent before it is saved."
         )
 
