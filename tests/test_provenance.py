@@ -1,5 +1,6 @@
 """What a run was made from."""
 
+import ast
 import importlib
 import json
 import shutil
@@ -13,7 +14,7 @@ from torch import tensor
 
 import fedrecall
 from fedrecall import config as configs
-from fedrecall import specs
+from fedrecall import provenance, specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.datasets import Dataset, Split, load
 from fedrecall.errors import UserError
@@ -212,6 +213,69 @@ def test_a_run_is_not_gone_on_with_by_other_code(which, home, tmp_path):
     assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     (tmp_path / "run" / "made.json").unlink()
     assert len(play(tmp_path / "run", f"{mine}:Mine", 3).history) == 3
+
+
+ANOTHER = """
+from fractions import Fraction
+
+HALF = 0.5
+
+@dataclass(frozen=True)
+class Another(FedAvg):
+    mu: float = 3.0
+
+    def lead(self):
+        return Fraction(1, 2)
+
+def other():
+    return Another
+"""
+
+
+def test_what_a_class_does_not_use_is_no_part_of_its_code(home, tmp_path):
+    """Somebody who keeps all that they try in one file goes on with what is tried already."""
+    folder, helper, anew = home
+    mine = folder / "mine.py"
+    play(tmp_path / "run", f"{mine}:Mine", 1)
+    source = mine.read_text()
+    unused = ANOTHER.replace("HALF = 0.5", "")
+    for added, same in ((unused, True), (unused.replace("3.0", "4.0"), True), (ANOTHER, False)):
+        mine.write_text(source + added)
+        anew()
+        with nullcontext() if same else pytest.raises(UserError, match="begun with other code"):
+            fedrecall.trained(tmp_path / "run")
+    mine.write_text(source + unused)
+    anew()
+    play(tmp_path / "other", f"{mine}:Another", 1)
+    helper.write_text("def scale(): return 3.0")  # which it does not use, either
+    anew()
+    fedrecall.trained(tmp_path / "other")
+    with pytest.raises(UserError, match="begun with other code"):
+        fedrecall.trained(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("text", "used"),
+    [
+        ("class A(B): pass", "B"),
+        ("class A:\n    x: 'B' = 1", "B"),
+        ("class A:\n    def f(self): return g()\ndef g(): return B", "B"),
+        ("class A: pass\nB.attach(A)", "B"),
+        ("class A: pass\n@register\nclass C:\n    x = B", "B"),
+        ("def A(): return globals()['B']", "B"),
+        ("from m import *\nclass A(B): pass", "B"),
+        ("class A: 'as B is'", None),
+        ("class A: pass\nclass C(B): pass", None),
+        ("class A: pass\n@dataclass\nclass C(B): pass", None),
+        ("class A: pass\nimport C\ndef f(): return B, C", None),
+    ],
+)
+def test_what_a_class_uses_is_found_by_its_names(text, used):
+    tree = ast.parse(f"class B: pass\n{text}")
+    found, names = provenance._reached(tree, "A")
+    assert ("class B:" in ast.unparse(found)) == (used is not None) == ("B" in names)
+    assert "A" in names
+    assert not {"C", "f"} & {s.name for s in found.body if hasattr(s, "name")} or "register" in text
 
 
 def test_code_that_moved_is_the_same_code(home, tmp_path):

@@ -2,12 +2,14 @@
 
 import math
 import sys
+import warnings
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
 from fedrecall import specs
+from fedrecall.algorithms import ALGORITHMS
 from fedrecall.errors import UserError
 from fedrecall.measures import MEASURES
 from fedrecall.specs import Range, Registry
@@ -375,6 +377,55 @@ def test_numbers_that_differ_are_written_differently():
         assert specs.word(value) == written
         assert float(specs.word(value)) == value
     assert specs.word([0.5, 1 / 3]) == "0.5+0.3333333333333333"
+
+
+MISSPELT = """
+from dataclasses import dataclass
+from fedrecall import FedAvg
+
+@dataclass(frozen=True)
+class Base(FedAvg):
+    sequental = True
+    auxilary_per_class: int = 5
+
+@dataclass(frozen=True)
+class Slips(Base):
+    def agregate(self, server, ups, cohort):
+        return server
+
+@dataclass(frozen=True)
+class Helpers(FedAvg):
+    delay: float = 1.0
+
+    def start(self, weights):
+        return super().start(weights)
+
+    def starts(self):
+        return self.losses
+
+    @property
+    def losses(self):
+        return []
+"""
+
+
+def test_a_hook_that_is_nearly_one_is_told_once(tmp_path):
+    """It would be FedAvg that is trained, without a word."""
+    (tmp_path / "slips.py").write_text(MISSPELT)
+    with pytest.warns(RuntimeWarning) as told:
+        ALGORITHMS.make(f"{tmp_path}/slips.py:Slips")
+    said = [str(w.message) for w in told]
+    meant = {"agregate": "aggregate", "auxilary_per_class": "auxiliary_per_class", "sequental": "sequential"}
+    assert said == [
+        f"algorithm Slips has {name!r}, which nobody asks it for: did you mean {hook!r}?"
+        for name, hook in meant.items()
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ALGORITHMS.make(f"{tmp_path}/slips.py:Slips")
+        ALGORITHMS.make(f"{tmp_path}/slips.py:Helpers")
+        for name in ALGORITHMS:
+            ALGORITHMS.make(name)
 
 
 def test_a_class_that_lacks_what_its_kind_must_do_is_a_sentence(tmp_path):

@@ -29,7 +29,7 @@ _HOMES = {
     "UserError": "fedrecall.errors",
     "Weights": "fedrecall.models.model",
     "from_arrays": "fedrecall.data.arrays",
-    "run": "fedrecall.experiment",
+    "run": "fedrecall.api",
     "trained": "fedrecall.reports.runs",
 }
 

@@ -72,7 +72,7 @@ class Result:
     out: Path | None
 
     def __repr__(self) -> str:
-        of = f"{self.config.algorithm['name']} on {self.config.dataset['name']}"
+        of = f"{self.config.algorithm['name']} on {self.federation.dataset.name}"
         found = f"accuracy {self.accuracy:.2%}, forgetting {self.forgetting:.3f}"
         return f"<Result of {of}: {found} after {len(self.history)} rounds>"
 
@@ -555,6 +555,10 @@ def _check_same(folder: RunFolder, config: Config) -> None:
         before = configs.as_dict(configs.begun(begun))
     except UserError as error:
         raise UserError(f"{folder.path} cannot be continued: {error}") from error
+    needed = ALGORITHMS.make(config.algorithm).auxiliary_per_class
+    for said in (before, now):
+        if said["auxiliary_per_class"] is None:
+            said["auxiliary_per_class"] = needed
     for key, old, new in configs.differing(before, now):
         if key.partition(".")[0] not in configs.MAY_CHANGE:
             raise UserError(
@@ -579,7 +583,10 @@ def _relocated(old: Any, new: Any, last: Mapping[str, Any], key: str = "") -> An
 
 def _check_data(folder: RunFolder, starts: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
     """Raise UserError if the run in the folder was begun on other data."""
-    remedy = "resume it on the same, or give another --out."
+    before = starts[-1].get("data", {}) if starts else {}
+    given = before.get("name", data["name"]) != data["name"]
+    same = "the same, with dataset=... where they were given from Python" if given else "the same"
+    remedy = f"resume it on {same}, or give another --out."
     provenance.check_data(folder.path, starts, data, remedy)
 
 
@@ -774,28 +781,3 @@ def make_model(config: Config, dataset: Examples, algorithm: FedAvg) -> Model:
         module = algorithm.equip(build(config.model, dataset.shape, dataset.classes))
     module = module.to(device_of(config), DTYPES[config.precision])
     return Model(module, compute=torch.bfloat16 if config.precision == "bfloat16" else None)
-
-
-def run(out: Path | str | None = None, *, resume: bool = False, **settings: Any) -> Result:
-    """Run one experiment: ``fedrecall.run(algorithm="fedntd", dataset="digits", rounds=10)``.
-
-    Settings are those of the config, and of the local training (``local_epochs``, ``lr``); ``dataset`` may
-    also be a `Dataset` object, ``sinks`` a list of `Sink` objects and of names as in the config. With
-    ``resume`` the run in ``out`` goes on, as it was begun: settings are not needed, and those that are given
-    must be all that it was begun with, but for how far and where (``rounds``, ``backend``, ...).
-    """
-    given, root = settings.pop("dataset", None), settings.pop("data_root", None)
-    dataset = given if isinstance(given, Dataset) else None
-    if given is not None and dataset is None:
-        settings["dataset"] = given
-    listed = settings.pop("sinks", ())
-    listed = [listed] if isinstance(listed, str) else listed
-    sinks = [s for s in listed if not isinstance(s, str)]
-    if names := [s for s in listed if isinstance(s, str)]:
-        settings["sinks"] = names
-    folder = RunFolder(Path(out)) if out is not None else None
-    if resume and folder is not None and folder.started and settings.keys() <= {*configs.MAY_CHANGE}:
-        config = configs.begun({**folder.config(), **({"sinks": []} if sinks else {}), **settings})
-    else:
-        config = configs.make(configs.nested(settings))
-    return Experiment(config, out, resume=resume, dataset=dataset, data_root=root, sinks=sinks).run()

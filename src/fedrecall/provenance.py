@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -184,13 +185,13 @@ def git_revision(code: Path = Path(__file__)) -> str | None:
 def code(config: Mapping[str, Any]) -> dict[str, str]:
     """A digest of what the config names of somebody's own, by file or module and name.
 
-    It is that of the module and of those that it takes names from, as far as these are nobody's package;
-    comments and layout have no part in it.
+    It is that of the part of the module that this depends on, and of the modules that this part takes names
+    from, as far as these are nobody's package; comments and layout have no part in it.
     """
     found: dict[str, str] = {}
     for text, module in modules(config):
         digest = hashlib.blake2b(digest_size=8)
-        for one in sorted(set(sources(module).values())):
+        for one in sorted(set(sources(module, _attribute(text)).values())):
             digest.update(one)
         found[named(text)] = digest.hexdigest()
     return found
@@ -201,8 +202,12 @@ def modules(value: Any) -> Iterator[tuple[str, types.ModuleType]]:
     for text in texts(value):
         place, _, rest = text.partition(":")
         module = specs.loaded(place) if rest else None
-        if module is not None and hasattr(module, rest.partition(":")[0].partition(".")[0]):
+        if module is not None and hasattr(module, _attribute(text)):
             yield text, module
+
+
+def _attribute(spec: str) -> str:
+    return spec.partition(":")[2].partition(":")[0].partition(".")[0]
 
 
 def named(spec: str) -> str:
@@ -223,17 +228,24 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(inner)
 
 
-def sources(module: types.ModuleType) -> dict[str, bytes]:
-    """The source of a module and of all that it takes names from, without comments, by module."""
+def sources(module: types.ModuleType, name: str | None = None) -> dict[str, bytes]:
+    """The source of a module and of all that it takes names from, without comments, by module.
+
+    With a ``name``, of this module what that depends on alone.
+    """
     found: dict[str, bytes] = {}
     todo = [module]
     while todo:
         module = todo.pop()
-        source = None if module.__name__ in found else _source(module)
-        if source is None:
+        tree = None if module.__name__ in found else _tree(module)
+        if tree is None:
             continue
-        found[module.__name__] = source
-        for value in list(vars(module).values()):
+        held = vars(module)
+        if name is not None:
+            tree, names = _reached(tree, name)
+            held, name = {k: v for k, v in held.items() if k in names}, None
+        found[module.__name__] = ast.unparse(tree).encode()
+        for value in list(held.values()):
             taken = value if isinstance(value, types.ModuleType) else None
             if isinstance(value, (type, types.FunctionType)):
                 taken = sys.modules.get(value.__module__)
@@ -242,16 +254,54 @@ def sources(module: types.ModuleType) -> dict[str, bytes]:
     return found
 
 
-def _source(module: types.ModuleType) -> bytes | None:
+def _tree(module: types.ModuleType) -> ast.Module | None:
     """None of what was not loaded from a file in Python."""
     try:
         path = Path(str(module.__file__))
-        source = specs.loaded_sources.get(path) or path.read_bytes()
-        return ast.unparse(ast.parse(source)).encode()
+        return ast.parse(specs.loaded_sources.get(path) or path.read_bytes())
     except (AttributeError, OSError, SyntaxError, ValueError):
         return None
 
 
+def _reached(tree: ast.Module, name: str) -> tuple[ast.Module, set[str]]:
+    """The part of a module that what it calls ``name`` may depend on, and the names that this uses.
+
+    Definitions and imports are part of it if it uses their names, all else is.
+    """
+    names, kept, before = {name}, set[ast.stmt](), -1
+    while before != len(kept):
+        before = len(kept)
+        for statement in tree.body:
+            bound = _bound(statement)
+            if statement not in kept and (bound is None or bound & names):
+                kept.add(statement)
+                names |= _used(statement)
+    return ast.Module([s for s in tree.body if s in kept], []), names
+
+
+def _bound(statement: ast.stmt) -> set[str] | None:
+    """The names that a definition or an import gives; None of what may do more, as a decorator may."""
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        given = {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
+        return None if "*" in given else given
+    if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return None
+    decorators = {ast.unparse(d).partition("(")[0] for d in statement.decorator_list}
+    return {statement.name} if decorators <= {"dataclass", "dataclasses.dataclass"} else None
+
+
+def _used(statement: ast.stmt) -> set[str]:
+    """The names in a statement, also in texts that may be annotations or looked up, as docstrings may not."""
+    nodes = list(ast.walk(statement))
+    idle = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    found = {node.id for node in nodes if isinstance(node, ast.Name)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in idle:
+            found.update(_WORD.findall(node.value))
+    return found
+
+
+_WORD = re.compile(r"[^\W\d]\w*")
 _PACKAGES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 

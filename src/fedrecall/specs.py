@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import enum
 import hashlib
 import importlib
@@ -32,6 +33,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedrecall.errors import Missing, UserError, nearest
+
+ALIKE = 0.85
+"""How much of two names must be the same, of 1, for one to be the other misspelt."""
 
 T = TypeVar("T")
 
@@ -334,6 +338,8 @@ class Registry:
         found = _load(target, self.kind)
         if self.base is not None and not issubclass(found, _load(self.base, self.kind)):
             raise UserError(f"{self.kind} {name} does not derive from {self.base.replace(':', '.')}.")
+        if self.base is not None:
+            _tell_misspelt(self.kind, found)
         if target.startswith("fedrecall."):  # of others the file may change
             self._known[target] = found
         return found
@@ -509,6 +515,22 @@ def _load(target: str, kind: str) -> type:
     if unheard := _unheard(found):
         raise UserError(f"{kind} {target!r}: its {', '.join(unheard)} would be no settings: {mend}")
     return found
+
+
+@cache  # to tell it once
+def _tell_misspelt(kind: str, cls: type) -> None:
+    """Warn of what a user's own class has that nobody asks it for, and that is nearly what somebody does."""
+    known, own = set[str](), set[str]()
+    for part in cls.__mro__:
+        ours = part is object or part.__module__.startswith("fedrecall.")
+        (known if ours else own).update(n for n in vars(part) if not n.startswith("_"))
+    for name in sorted(own - known):
+        if meant := [n for n in difflib.get_close_matches(name, known, cutoff=ALIKE) if n not in own]:
+            warnings.warn(
+                f"{kind} {cls.__name__} has {name!r}, which nobody asks it for: did you mean {meant[0]!r}?",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 @cache

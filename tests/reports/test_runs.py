@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 
 import numpy as np
@@ -420,6 +421,39 @@ def test_the_model_is_the_one_that_clients_get_whatever_else_the_server_keeps(tm
     for name, trained in result.weights.params.items():
         assert torch.equal(found.params[name], trained)
         assert not torch.equal(trained, first.params[name])
+
+
+def test_an_own_algorithm_is_called_the_same_wherever_its_file_lies(tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(MINE)
+    for place, algorithm in (("a", f"{tmp_path}/here/mine.py:Mine"), ("b", "fedavg")):
+        fedrecall.run(tmp_path / "runs" / place, algorithm=algorithm, **SMALL)
+    runs = open_runs([tmp_path / "runs"])
+    assert [run.algorithm for run in runs] == ["mine.py:Mine", "fedavg"]
+    assert [group.algorithm for group in arrange(runs)] == ["mine.py:Mine", "fedavg"]
+    assert str(tmp_path) not in re.sub("<pre.*?</pre>", "", build(runs), flags=re.DOTALL)  # configs are whole
+    for baseline in ("mine.py:Mine", f"{tmp_path}/here/mine.py:Mine"):
+        assert "mine.py:Mine" in build(runs, baseline=baseline)
+    with pytest.raises(UserError, match=r"no run is called 'mine.py:Other'"):
+        build(runs, baseline=f"{tmp_path}/mine.py:Other")
+    # Two files of one name are told apart by where they are.
+    fedrecall.run(tmp_path / "runs" / "c", algorithm=f"{tmp_path}/there/mine.py:Mine", **SMALL)
+    names = {group.algorithm for group in arrange(open_runs([tmp_path / "runs"]))}
+    assert names == {"fedavg", *(f"{tmp_path}/{place}/mine.py:Mine" for place in ("here", "there"))}
+
+
+def test_as_many_auxiliary_examples_as_an_algorithm_needs_may_be_said_or_not(tmp_path):
+    for name, changes in (("a", {}), ("b", {"auxiliary_per_class": 0, "seed": 1})):
+        fedrecall.run(tmp_path / name, **{**SMALL, "algorithm": "fedavg", **changes})
+    needed = {"algorithm": "fedssd:auxiliary_per_class=3"}
+    for name, changes in (("c", {}), ("d", {"auxiliary_per_class": 3, "seed": 1})):
+        fedrecall.run(tmp_path / name, **{**SMALL, **needed, **changes})
+    fedrecall.run(tmp_path / "e", **{**SMALL, **needed, "auxiliary_per_class": 4})
+    assert sorted(len(group.runs) for group in arrange(open_runs([tmp_path]))) == [1, 2, 2]
+    fedrecall.run(tmp_path / "b", resume=True, **{**SMALL, "algorithm": "fedavg", "seed": 1, "rounds": 4})
+    with pytest.raises(UserError, match="begun with auxiliary_per_class = 4, not 3"):
+        fedrecall.run(tmp_path / "e", resume=True, **{**SMALL, **needed, "rounds": 4})
 
 
 @pytest.mark.parametrize("own", [False, True])

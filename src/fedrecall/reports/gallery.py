@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image
 
-from fedrecall import experiment, files, provenance
+from fedrecall import config as configs
+from fedrecall import files, provenance
+from fedrecall.experiment import Experiment
 from fedrecall.reports.figures import FIGURES, draw
 
 COLOURS = 96  # of a committed picture, which keeps it small
@@ -214,7 +216,7 @@ def _finished(folder: Path) -> bool:
 
 
 def _run(folder: Path, settings: dict[str, Any]) -> None:
-    experiment.run(folder, **settings)
+    Experiment(configs.make(configs.nested(settings)), folder).run()
 
 
 def _draw(picture: Picture, runs: Sequence[Path], drawn: Path, out: Path) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 from fedrecall.errors import NothingYet, UserError, nearest
 from fedrecall.measures import costs
 from fedrecall.measures.accuracy import credibility
+from fedrecall.provenance import named
 from fedrecall.records import scalars
 from fedrecall.reports import charts
 from fedrecall.reports.charts import Interval, Line, heat, lines, scroller, table
@@ -75,7 +76,10 @@ def build(
     if not going:
         raise UserError("none of these runs has an evaluated round yet: there is nothing to report.")
     groups = arrange(going)
-    if baseline is not None and baseline not in [name for g in groups for name in (g.algorithm, g.label)]:
+    called = [name for g in groups for name in (g.algorithm, g.label)]
+    if baseline is not None and ":" in baseline and baseline not in called:
+        baseline = named(baseline)
+    if baseline is not None and baseline not in called:
         raise UserError(f"no run is called {baseline!r}; {nearest(baseline, [g.label for g in groups])}")
     bad = [t for t in targets if not 0 < t <= 1]
     if bad:

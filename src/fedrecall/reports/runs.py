@@ -127,6 +127,8 @@ class Run:
                 known = specs.fields(registry.cls(given[kind]["name"]))
                 usual_here = {f.name: f.default for f in known if f.default is not dataclasses.MISSING}
                 found[kind] = {**usual_here, **given[kind]}
+        if found["auxiliary_per_class"] in (0, found["algorithm"].get("auxiliary_per_class")):
+            found["auxiliary_per_class"] = None  # as many as the algorithm needs, said or not
         if self.agreed is not None:
             found["dataset"] = {**found["dataset"], NODES: _data_of(self.agreed)}
             if "secure" in self.agreed:
@@ -225,15 +227,17 @@ class Run:
 
     @property
     def algorithm(self) -> str:
-        """The algorithm's name."""
-        return str(self.config["algorithm"]["name"])
+        """The algorithm's name: somebody's own is called the same wherever its file lies."""
+        return _short(str(self.config["algorithm"]["name"]))
 
     @property
     def data_name(self) -> str:
         """The data set in a few words: somebody's own is called the same wherever its file lies."""
         name = str(self.config["dataset"]["name"])
         if name in DATASETS:
-            return name
+            # The settings name what was there unasked where data were given from Python.
+            data = self.made[-1].get("data") if self.made else None
+            return str(data.get("name", name)) if isinstance(data, dict) else name
         return provenance.named(name) if self.agreed is None else data_in_words(self.complete["dataset"])
 
     @property
@@ -403,6 +407,11 @@ def open_runs(paths: Iterable[Path | str], data_root: Path | None = None) -> lis
     return [Run(folder, name, data_root) for folder, name in zip(once.values(), _names(once), strict=True)]
 
 
+def _short(name: str) -> str:
+    """An algorithm's name without the folder of its file, which is no reader's business."""
+    return provenance.named(name) if ":" in name else name
+
+
 def _within(folder: Path, levels: int) -> Iterator[Path]:
     """The folder if it is a run, else the runs in it; hidden folders are passed over."""
     if os.path.exists(folder / "config.json"):  # no error where that may not be read
@@ -439,12 +448,15 @@ def arrange(runs: Sequence[Run]) -> list[Group]:
     varying = [
         k for k in dict.fromkeys(k for s in settings for k in s) if len({s.get(k) for s in settings}) > 1
     ]
-    groups = []
+    groups, names = [], list(dict.fromkeys(str(c["algorithm"]["name"]) for c in configs_))
     for same, config, mine, noted in zip(members.values(), configs_, settings, apart, strict=True):
         algorithm = config["algorithm"]
         others = [c["algorithm"] for c in configs_ if c["algorithm"]["name"] == algorithm["name"]]
         own = [f"{k}={specs.word(v)}" for k, v in algorithm.items() if any(o.get(k) != v for o in others)]
-        name = " ".join([str(algorithm["name"]), *own, *([noted["code"]] if "code" in noted else [])])
+        called = str(algorithm["name"])
+        if [_short(n) for n in names].count(_short(called)) == 1:
+            called = _short(called)
+        name = " ".join([called, *own, *([noted["code"]] if "code" in noted else [])])
         setup = ", ".join(mine[k] for k in varying if k in mine)
         kept = {seeds: max(those, key=_far) if len(those) > 1 else those[0] for seeds, those in same.items()}
         rest = [

@@ -1,0 +1,48 @@
+"""What a program of one's own begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedrecall import config as configs
+from fedrecall.cli import progress as progresses
+from fedrecall.data.datasets import Dataset
+from fedrecall.errors import UserError
+from fedrecall.experiment import Experiment, Result, Sink
+from fedrecall.records import RunFolder
+
+
+def run(
+    out: Path | str | None = None, *, resume: bool = False, progress: bool = True, **settings: Any
+) -> Result:
+    """Run one experiment: ``fedrecall.run(algorithm="fedntd", dataset="digits", rounds=10)``.
+
+    Settings are those of the config, and of the local training (``local_epochs``, ``lr``); ``dataset`` may
+    also be a `Dataset` object, ``sinks`` a list of `Sink` objects and of names as in the config. With
+    ``resume`` the run in ``out`` goes on, as it was begun: settings are not needed, and those that are given
+    must be all that it was begun with, but for how far and where (``rounds``, ``backend``, ...); so the same
+    call begins a run and goes on with it. ``progress`` shows on the error stream how it goes.
+    """
+    given, root = settings.pop("dataset", None), settings.pop("data_root", None)
+    dataset = given if isinstance(given, Dataset) else None
+    if given is not None and dataset is None:
+        settings["dataset"] = given
+    listed = settings.pop("sinks", ())
+    listed = [listed] if isinstance(listed, str) else listed
+    sinks: list[Sink] = [s for s in listed if not isinstance(s, str)]
+    if names := [s for s in listed if isinstance(s, str)]:
+        settings["sinks"] = names
+    folder = RunFolder(Path(out)) if out is not None else None
+    if resume and settings.keys() <= {*configs.MAY_CHANGE}:
+        if folder is None or not folder.started:
+            where = f"{out} holds no run to go on with" if folder else "resume=True needs the run's folder"
+            raise UserError(f"{where}. To begin one, say of what and where: algorithm=..., out=....")
+        config = configs.begun({**folder.config(), **({"sinks": []} if sinks else {}), **settings})
+    else:
+        config = configs.make(configs.nested(settings))
+    if progress:
+        sinks.insert(0, progresses.shown(Console(stderr=True)))
+    return Experiment(config, out, resume=resume, dataset=dataset, data_root=root, sinks=sinks).run()

@@ -1,0 +1,57 @@
+"""What a program of one's own begins with."""
+
+import re
+
+import pytest
+import torch
+
+import fedrecall
+from fedrecall.data.datasets import load
+from fedrecall.errors import UserError
+
+SMALL = {
+    "dataset": "digits",
+    "model": "mlp",
+    "clients": 4,
+    "sample": 2,
+    "backend": "serial",
+    "local_epochs": 1,
+}
+
+
+def test_a_run_says_how_it_goes_on_the_error_stream(capfd):
+    fedrecall.run(rounds=2, **SMALL)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert re.search(r"fedavg seed 0: 2 rounds\n(.*\n)*round 2/2  accuracy [\d.]+%", err)
+    fedrecall.run(rounds=2, progress=False, **SMALL)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_there_is_none_of_is_not_gone_on_with(tmp_path):
+    """A slip in the folder's name would begin a run of 200 rounds by the defaults."""
+    with pytest.raises(UserError, match=r"raal holds no run to go on with. To begin one, say of what"):
+        fedrecall.run(tmp_path / "raal", resume=True, rounds=1)
+    with pytest.raises(UserError, match="resume=True needs the run's folder"):
+        fedrecall.run(resume=True)
+    assert not (tmp_path / "raal").exists()
+
+
+def test_the_same_call_begins_a_run_and_goes_on_with_it(tmp_path):
+    first = fedrecall.run(tmp_path, resume=True, rounds=1, **SMALL)
+    again = fedrecall.run(tmp_path, resume=True, rounds=2, **SMALL)
+    whole = fedrecall.run(rounds=2, **SMALL)
+    assert (len(first.history), len(again.history)) == (1, 2)
+    assert all(torch.equal(again.weights.params[n], w) for n, w in whole.weights.params.items())
+
+
+def test_data_that_were_given_are_called_by_their_own_name(tmp_path):
+    digits = load("digits")
+    mine = fedrecall.from_arrays(digits.train.x[:, 0].numpy(), digits.train.y.numpy(), name="icu-2026")
+    settings = {k: v for k, v in SMALL.items() if k != "dataset"}
+    result = fedrecall.run(tmp_path, dataset=mine, rounds=1, **settings)
+    assert repr(result).startswith("<Result of fedavg on icu-2026: accuracy ")
+    with pytest.raises(
+        UserError, match=r"begun on other data, icu-2026 .* the same, with dataset=\.\.\. where"
+    ):
+        fedrecall.run(tmp_path, resume=True, rounds=2)
