@@ -186,6 +186,61 @@ def test_compare_prints_every_algorithm_and_pairs_seeds(call, tmp_path):
     assert all(len(p) == 1 for p in parts.values())  # one federation for all algorithms of a seed
 
 
+def test_compare_over_settings_is_a_comparison_with_each(call, tmp_path):
+    over = ["--over", "partition=iid,lda:0.5,min_size=1", "--over", "lr=0.1,0.01"]
+    code, out, _ = call("compare", "fedavg", "fedntd", *SMALL, *over, "--json", "t.json", "--out", "all")
+    assert code == 0
+    tables = json.loads((tmp_path / "t.json").read_text())["tables"]
+    settings = [
+        {"partition": partition, "training.lr": lr}
+        for partition in ("iid", "lda:0.5,min_size=1")
+        for lr in ("0.1", "0.01")
+    ]
+    assert [t["over"] for t in tables] == settings
+    assert "partition=lda:0.5,min_size=1, lr=0.01: last round, one seed" in out
+    alone = ["--partition", "lda:0.5,min_size=1", "--lr", "0.01", "--json", "one.json"]
+    assert call("compare", "fedavg", "fedntd", *SMALL, *alone)[0] == 0
+    for key in ("name", "accuracy", "forgetting", "bytes_up"):
+        one = json.loads((tmp_path / "one.json").read_text())["rows"]
+        assert [r[key] for r in tables[-1]["rows"]] == [r[key] for r in one]
+    runs = [RunFolder(p) for p in (tmp_path / "all").iterdir()]
+    assert len(runs) == 8
+    played = {p: p.read_bytes() for p in (tmp_path / "all").rglob("metrics.jsonl")}
+    assert call("compare", "fedavg", "fedntd", *SMALL, *over, "--out", "all")[0] == 0  # finished: shown again
+    assert played == {p: p.read_bytes() for p in (tmp_path / "all").rglob("metrics.jsonl")}
+
+
+def test_compare_over_data_sets_loads_each(call, tmp_path):
+    over = ["--over", "dataset=digits,synthetic:classes=4,train=60,test=20,size=8"]
+    code, _, _ = call("compare", "fedavg", *SMALL, *over, "--json", "t.json", "--out", "all")
+    assert code == 0
+    names = {RunFolder(p).config()["dataset"]["name"] for p in (tmp_path / "all").iterdir()}
+    assert names == {"digits", "synthetic"}
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        (["lr"], "--over lr: give key=value,value, such as lr=0.01,0.1"),
+        (["lr="], "--over lr=: give key=value,value"),
+        (["=0.1"], "--over =0.1: give key=value,value"),
+        (["seed=1,2"], "--over seed=1,2: say how many with --seeds"),
+        (["algorithm.beta=1,2"], "name an algorithm once for each, such as fedntd:beta=1 fedntd:beta=3"),
+        (["lr=0.1", "training.lr=0.2"], "training.lr or one of its values is there twice"),
+        (["lr=0.1,0.1"], "training.lr or one of its values is there twice"),
+        (["lr=0.1,x"], "lr = 'x' is not a number"),
+        (["sides=1,2"], "config has no 'sides'"),
+        (["partition=iid,shards:0"], "shards"),
+    ],
+)
+def test_compare_over_what_there_is_not_ends_before_anything_is_trained(call, over, said, tmp_path):
+    words = [word for one in over for word in ("--over", one)]
+    code, _, err = call("compare", "fedavg", *SMALL, *words, "--out", "all")
+    assert code == 2
+    assert said in err
+    assert not (tmp_path / "all").exists()
+
+
 def test_compare_and_report_show_what_privacy_was_promised(call, tmp_path):
     pytest.importorskip("dp_accounting")
     private = "private:fedavg,clip=0.5,noise=1"
@@ -226,11 +281,11 @@ def test_all_of_a_comparison_spare_the_examples_that_one_of_them_needs():
     assert needed > 0
     names = ["fedavg", "fedssd", "fedntd"]
     made = plan(names, {"seed": 3}, 2)
-    assert [(name, c.algorithm["name"], c.seed) for name, c in made] == [
+    assert [(p.name, p.made.algorithm["name"], p.made.seed) for p in made] == [
         (n, n, s) for s in (3, 4) for n in names
     ]
-    assert {c.auxiliary_per_class for _, c in made} == {needed}
-    assert {c.auxiliary_per_class for _, c in plan(names, {"auxiliary_per_class": 7}, 1)} == {7}
+    assert {p.made.auxiliary_per_class for p in made} == {needed}
+    assert {p.made.auxiliary_per_class for p in plan(names, {"auxiliary_per_class": 7}, 1)} == {7}
 
 
 def test_the_end_of_a_run_names_its_best_round_and_its_promise(capsys):

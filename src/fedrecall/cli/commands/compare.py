@@ -1,8 +1,12 @@
 """`fedrecall compare`: several algorithms over the same federation."""
 
-from collections.abc import Sequence
+import itertools
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -14,11 +18,12 @@ from fedrecall import files
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.cli import progress
 from fedrecall.cli.app import app, out
-from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
+from fedrecall.cli.options import DataRoot, Set, Settings, gather, several, with_config
 from fedrecall.config import Config
-from fedrecall.data.datasets import load
+from fedrecall.data.datasets import Dataset, load
 from fedrecall.errors import Diverged, UserError
 from fedrecall.experiment import Experiment, Result, check
+from fedrecall.models.networks import MODELS
 from fedrecall.records import RunFolder
 from fedrecall.reports.statistics import paired_difference, summary
 
@@ -65,6 +70,15 @@ def compare_command(
         Path | None, typer.Option("--config", help="A YAML file of settings.", show_default=False)
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with seeds from --seed upwards.")] = 1,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE",
+            help="Compare them with each of these values of a setting, such as lr=0.01,0.1; of several "
+            "--over, with every combination.",
+            show_default=False,
+        ),
+    ] = None,
     set_: Set = None,
     out_: Annotated[
         Path | None,
@@ -79,6 +93,7 @@ def compare_command(
     A run that diverges is shown as failed, and the others go on.
 
     Example: fedrecall compare fedavg fedntd --dataset digits --clients 20 --sample 5 --rounds 20 --seeds 3
+    --over partition=iid,lda:0.1 --over lr=0.01,0.1
     """
     if len(set(algorithms)) < len(algorithms):
         raise UserError("compare: an algorithm is named twice.")
@@ -88,42 +103,74 @@ def compare_command(
             "compare takes an algorithm's settings with its name, such as fedntd:beta=3: "
             "leave algorithm out of -s and --config."
         )
-    plans = plan(algorithms, base, seeds)
+    settings_ = combinations(over or ())
+    plans = [planned for setting in settings_ for planned in plan(algorithms, base, seeds, setting)]
     if json is not None:
         files.check_writable(json)
-    dataset = load(plans[0][1].dataset, root=data_root)
-    folders = [run_folder(name, made, out_) for name, made in plans]
-    for (_, made), folder in zip(plans, folders, strict=True):
-        check(made, folder, dataset)
-        _check_alike(made, folder)
+    datasets = Loaded(data_root)
+    folders = [run_folder(planned, out_) for planned in plans]
+    for planned, folder in zip(plans, folders, strict=True):
+        check(planned.made, folder, datasets.of(planned.made))
+        _check_alike(planned.made, folder)
     sink = progress.shown(out, len(plans))
-    ends: dict[str, list[End]] = {name: [] for name in algorithms}
+    ends: dict[tuple[str, str], list[End]] = {(p.setting, p.name): [] for p in plans}
     try:
-        for (name, made), folder in zip(plans, folders, strict=True):
-            experiment = Experiment(made, folder, resume=True, dataset=dataset, sinks=[sink])
+        for planned, folder in zip(plans, folders, strict=True):
+            dataset = datasets.of(planned.made)
+            experiment = Experiment(planned.made, folder, resume=True, dataset=dataset, sinks=[sink])
+            found = ends[planned.setting, planned.name]
             try:
-                ends[name].append(end(experiment.run()))
+                found.append(end(experiment.run()))
             except Diverged as error:
-                ends[name].append(End(failed=str(error)))
+                found.append(End(failed=str(error)))
             experiment.heed_stop()
     finally:  # what stops the comparison does not take what was found before
-        rows = [row(name, found) for name, found in ends.items()]
+        tables: dict[str, list[Row]] = {}
+        for (setting, name), found in ends.items():
+            tables.setdefault(setting, []).append(row(name, found))
         if json is not None:  # before anything is printed, which may fail
             with files.placing(json):
-                held = {"config": configs.as_dict(plans[0][1]), "rows": [vars(r) for r in rows]}
-                files.write_json(json, held)
-        if rows[0].accuracy:
-            out.print(table(rows, seeds))
-        for r in rows:
-            for seed, why in enumerate(r.failed, start=plans[0][1].seed):
-                if why is not None:
-                    out.print(f"{r.name}, seed {seed} failed: {why}", markup=False, soft_wrap=True)
+                files.write_json(json, _numbers(plans[0].made, tables, settings_))
+        for setting, rows in tables.items():
+            if rows[0].accuracy:
+                out.print(table(rows, seeds, setting))
+            for r in rows:
+                for seed, why in enumerate(r.failed, start=plans[0].made.seed):
+                    if why is not None:
+                        at = f", {setting}" if setting else ""
+                        out.print(f"{r.name}{at}, seed {seed} failed: {why}", markup=False, soft_wrap=True)
     if json is not None:
         out.print(f"numbers: {json}", markup=False)
     if out_ is not None:
         out.print(f"run folders: {out_}", markup=False)
-    if any(_known(r.failed) for r in rows):
+    if any(_known(r.failed) for rows in tables.values() for r in rows):
         raise typer.Exit(2)
+
+
+class Loaded:
+    """Data sets, each loaded once while runs of the same one follow each other."""
+
+    def __init__(self, root: Path | None):
+        self._root = root
+        self._spec: Any = None
+        self._held: Dataset | None = None
+
+    def of(self, config: Config) -> Dataset:
+        """That of a run."""
+        if self._held is None or self._spec != config.dataset:
+            self._held, self._spec = load(config.dataset, root=self._root), config.dataset
+        return self._held
+
+
+def _numbers(
+    first: Config, tables: Mapping[str, Sequence[Row]], settings: Sequence[Mapping[str, str]]
+) -> dict[str, Any]:
+    """What --json holds: rows, or where settings vary the rows of each combination."""
+    told = [[vars(r) for r in rows] for rows in tables.values()]
+    if settings == [{}]:
+        return {"config": configs.as_dict(first), "rows": told[0]}
+    varied = [{"over": setting, "rows": rows} for setting, rows in zip(settings, told, strict=True)]
+    return {"config": configs.as_dict(first), "tables": varied}
 
 
 def _check_alike(made: Config, folder: Path | None) -> None:
@@ -138,20 +185,65 @@ def _check_alike(made: Config, folder: Path | None) -> None:
         )
 
 
-def plan(algorithms: list[str], base: dict[str, Any], seeds: int) -> list[tuple[str, Config]]:
-    """Every run's name and config; the federation is the same for all algorithms of a seed."""
+class Planned(NamedTuple):
+    """One run of the comparison."""
+
+    name: str
+    """Its algorithm, as it was named."""
+    setting: str
+    """What else tells it from others, in words; "" where nothing does."""
+    made: Config
+
+
+_INSTEAD = {
+    "algorithm": "name an algorithm once for each, such as fedntd:beta=1 fedntd:beta=3",
+    "seed": "say how many with --seeds",
+}
+
+
+def combinations(over: Sequence[str]) -> list[dict[str, str]]:
+    """Every combination of the values that settings are to have, by their dotted keys."""
+    axes: dict[str, list[str]] = {}
+    for given in over:
+        said = f"--over {shlex.quote(given)}"
+        named, equals, text = given.partition("=")
+        (key,) = configs.in_full({named.strip(): None})
+        registry = {**configs.REGISTRIES, "model": MODELS}.get(key)
+        values = [value for value in several(text, registry.entries if registry else ()) if value]
+        if not equals or not named.strip() or not values:
+            raise UserError(f"{said}: give key=value,value, such as lr=0.01,0.1.")
+        if instead := _INSTEAD.get(key.partition(".")[0]):
+            raise UserError(f"{said}: {instead}.")
+        if key in axes or len(set(values)) < len(values):
+            raise UserError(f"{said}: {key} or one of its values is there twice.")
+        axes[key] = values
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def plan(
+    algorithms: list[str], base: dict[str, Any], seeds: int, setting: Mapping[str, str] = MappingProxyType({})
+) -> list[Planned]:
+    """Every run of a setting; the federation is the same for all algorithms of a seed."""
+    base = configs.override(base, setting)
+    words = ", ".join(f"{key.removeprefix('training.')}={value}" for key, value in setting.items())
     needed = max(ALGORITHMS.make(name).auxiliary_per_class for name in algorithms)
     first = configs.make({**base, "algorithm": algorithms[0], "auxiliary_per_class": needed}).seed
     return [
-        (name, configs.make({"auxiliary_per_class": needed, **base, "algorithm": name, "seed": first + k}))
+        Planned(
+            name,
+            words,
+            configs.make({"auxiliary_per_class": needed, **base, "algorithm": name, "seed": first + k}),
+        )
         for k in range(seeds)
         for name in algorithms
     ]
 
 
-def run_folder(name: str, made: Config, out: Path | None) -> Path | None:
+def run_folder(planned: Planned, out: Path | None) -> Path | None:
     """Where a run of the comparison is kept, if it is."""
-    return None if out is None else out / f"{name.replace(':', '-').replace('/', '-')}-seed{made.seed}"
+    words = f"{planned.name} {planned.setting}".strip() if planned.setting else planned.name
+    called = re.sub("[:/]", "-", words.replace(", ", "-").replace(" ", "-"))
+    return None if out is None else out / f"{called}-seed{planned.made.seed}"
 
 
 def end(result: Result) -> End:
@@ -167,10 +259,11 @@ def row(name: str, ends: Sequence[End]) -> Row:
     return Row(name, **{field: [getattr(e, field) for e in ends] for field in End._fields})
 
 
-def table(rows: Sequence[Row], seeds: int) -> Table:
+def table(rows: Sequence[Row], seeds: int, setting: str = "") -> Table:
     """Accuracy, forgetting, cost, and the paired difference against the first algorithm."""
     first = rows[0]
-    shown = Table(title=f"last round, mean ± std over {seeds} seeds" if seeds > 1 else "last round, one seed")
+    of = f"last round, mean ± std over {seeds} seeds" if seeds > 1 else "last round, one seed"
+    shown = Table(title=Text(f"{setting}: {of}" if setting else of))
     shown.add_column("algorithm", no_wrap=True)
     for heading in ("accuracy %", "forgetting", "training s", "MB down", "MB up"):
         shown.add_column(heading, justify="right", overflow="fold")
