@@ -320,6 +320,12 @@ def sites(record: Mapping[str, Any]) -> dict[str, Any] | None:
     return dict(found) if sound else None
 
 
+def worst(found: Mapping[str, Any]) -> tuple[str, float]:
+    """Of what `sites` gives the site of least accuracy, the first of equals, and that accuracy."""
+    least = min(found["accuracy"])
+    return found["sites"][found["accuracy"].index(least)], least
+
+
 def whole(records: Sequence[dict[str, Any]], where: Path) -> Sequence[dict[str, Any]]:
     """The records, or a UserError unless they are of rounds 1, 2, ... and each has all of its parts."""
     classes = None

@@ -195,6 +195,10 @@ def test_each_nodes_accuracy_is_kept_where_nodes_evaluate(tmp_path, caplog):
         r["accuracy"] for r in alone(dataset=ragged, auxiliary_per_class=None).history
     ]
     assert "sites" not in play(Grid(nodes(tmp_path / "others")), rounds=1).history[0]  # the server evaluates
+    part = {**run, "out": str(tmp_path / "part")}
+    play(Grid(nodes(tmp_path / "more", data=ragged)), **part, rounds=1)
+    resumed = play(Grid(nodes(tmp_path / "more", data=ragged)), **part, resume=True)
+    assert [r["sites"] for r in resumed.history] == [r["sites"] for r in result.history]
 
 
 def test_what_is_one_nodes_alone_is_not_kept_where_uploads_are_hidden(tmp_path):

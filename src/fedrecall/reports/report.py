@@ -19,7 +19,7 @@ import numpy as np
 from fedrecall.errors import NothingYet, UserError, nearest
 from fedrecall.measures import costs
 from fedrecall.measures.accuracy import credibility
-from fedrecall.records import scalars, sites
+from fedrecall.records import scalars, sites, worst
 from fedrecall.reports import charts
 from fedrecall.reports.charts import Interval, Line, heat, lines, scroller, table
 from fedrecall.reports.markup import Html, tag, text
@@ -443,7 +443,7 @@ def _classes(page: Page) -> Iterable[Html]:
 
 def _sites(page: Page) -> Iterable[Html]:
     yield _measured(
-        page, "sites", lambda found: min(found["accuracy"]), "Accuracy at the worst site (%)", "worst-site"
+        page, "sites", lambda found: worst(found)[1], "Accuracy at the worst site (%)", "worst-site"
     )
     for n, group in page.numbered:
         of_runs = [dict(found) for run in group.runs if (found := _recorded(run, "sites"))]
