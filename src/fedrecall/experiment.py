@@ -32,6 +32,7 @@ from fedrecall.errors import Diverged, Interrupted, UserError, sentence
 from fedrecall.measures import MEASURES
 from fedrecall.measures.accuracy import Evaluation, Recall, accuracy, class_accuracy, evaluate
 from fedrecall.measures.moment import Moment
+from fedrecall.measures.sites import by_client
 from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.networks import build
@@ -154,6 +155,8 @@ class Experiment:
             self.server = self.algorithm.start(weights)
             memory = self.algorithm.remember(weights)  # for its form: clients draw their own
         self.measures = {MEASURES.parse(spec)[0]: MEASURES.make(spec) for spec in config.measures}
+        for measure in self.measures.values():
+            measure.check(self.federation)
         _check_kept(self.server, "the server's state")
         _check_kept(memory, "a client's memory")
         shape, classes = self.federation.dataset.shape, self.federation.dataset.classes
@@ -462,7 +465,7 @@ class Experiment:
         classes = class_accuracy(evaluation.confusion)
         self._tell_untested(evaluation)
         forgotten, consistent = self._recall.step(classes, evaluation.confusion.sum(1) > 0)
-        found = {
+        found: dict[str, Any] = {
             "accuracy": accuracy(evaluation.confusion),
             "loss": evaluation.loss,
             "class_accuracy": [float(a) for a in classes],
@@ -472,7 +475,9 @@ class Experiment:
         missing: dict[str, Any] = {"untested": list(evaluation.missing)} if evaluation.missing else {}
         if record["round"] % self.config.evaluate_every:
             missing["off_grid"] = True  # evaluated because the run was to end there: not looked back on
-        taken = {*record, *found, "untested", "off_grid", "measures"}
+        if evaluation.by_client:
+            found["sites"] = by_client(evaluation.by_client)
+        taken = {*record, *found, "sites", "untested", "off_grid", "measures"}
         return found | missing | contracts.numbers(self.algorithm.report(self.server), taken)
 
     def _tell_untested(self, evaluation: Evaluation) -> None:

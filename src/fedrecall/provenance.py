@@ -51,11 +51,28 @@ def facts(dataset: Dataset) -> dict[str, Any]:
     sketch = [v for split in (dataset.train, dataset.test) for v in _sketch(split.x)]
     found = {"name": dataset.name, **sizes, "digest": digest.hexdigest(), "sketch": sketch}
     if dataset.train.origin is not None:
-        where = dataset.train.origin.numpy().tobytes() + "\0".join(dataset.origins).encode()
-        found["origins"] = hashlib.blake2b(where, digest_size=8).hexdigest()
+        found["origins"] = _whence(dataset.train.origin, _of_training(dataset))
+    if dataset.test.origin is not None:
+        found[TESTED] = _whence(dataset.test.origin, dataset.origins)
     return found
 
 
+def _whence(origin: Tensor, names: Sequence[str]) -> str:
+    where = origin.numpy().tobytes() + "\0".join(names).encode()
+    return hashlib.blake2b(where, digest_size=8).hexdigest()
+
+
+def _of_training(dataset: Dataset) -> list[str]:
+    """The origins without those that test examples alone are from, which earlier versions did not know of."""
+    trained, tested = (
+        set() if split.origin is None else set(np.unique(split.origin.numpy()).tolist())
+        for split in (dataset.train, dataset.test)
+    )
+    return [name for i, name in enumerate(dataset.origins) if i not in tested - trained]
+
+
+TESTED = "test_origins"
+"""What `facts` calls where test examples are from."""
 SKETCHED = 4
 """Numbers that tell examples from others of the same labels and statistics."""
 DECODED = 0.02
@@ -97,7 +114,7 @@ def check_data(
 ) -> None:
     """Raise UserError if the run in the folder was begun on other data; ``remedy`` ends the message."""
     before = starts[-1].get("data", data) if starts else data
-    left_out = {"sketch"} if "digest" in before else {"sketch", "digest"}  # an earlier version had neither
+    left_out = {"sketch", *({"digest", TESTED} - before.keys())}  # earlier versions had none of them
     then, now = ({k: v for k, v in part.items() if k not in left_out} for part in (before, data))
     if then != now or not _resembles(before, data):
         raise UserError(f"{folder} was begun on other data, {said(before)}, not {said(now)}: {remedy}")

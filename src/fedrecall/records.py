@@ -269,7 +269,13 @@ _EVALUATED: dict[str, tuple[type, ...]] = {
     "forgetting": _NUMBER,
     "consistency": (*_NUMBER, type(None)),
 }
-_OTHERS: dict[str, tuple[type, ...]] = {"memory_bytes": _NUMBER, "measures": (dict,), "untested": (list,)}
+_OTHERS: dict[str, tuple[type, ...]] = {
+    "memory_bytes": _NUMBER,
+    "measures": (dict,),
+    "untested": (list,),
+    "sites": (dict,),
+}
+_OF_SITES = ("examples", "accuracy", "balanced_accuracy")
 
 
 def _check(record: Any) -> None:
@@ -281,6 +287,8 @@ def _check(record: Any) -> None:
             raise ValueError(f"{name} is {type(record[name]).__name__}, which it cannot be")
     if not isinstance(record.get("off_grid", True), bool):
         raise ValueError("off_grid is neither true nor false")
+    if "sites" in record and sites(record) is None:
+        raise ValueError("sites are not names and as many numbers of each kind")
     if not _numbers(record.get("class_accuracy", [])):
         raise ValueError("class_accuracy holds something else than numbers")
     for chain in record.get("chains", []):
@@ -300,6 +308,22 @@ def _numbers(values: Any) -> bool:
     return isinstance(values, list) and all(
         isinstance(v, _NUMBER) and not isinstance(v, bool) for v in values
     )
+
+
+def sites(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How the round's model does at each site: of a federation's nodes, or as the measure `sites` has it."""
+    found = record["sites"] if "sites" in record else record.get("measures", {}).get("sites")
+    names = found.get("sites") if isinstance(found, dict) else None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        return None
+    sound = all(_numbers(found.get(part)) and len(found[part]) == len(names) for part in _OF_SITES)
+    return dict(found) if sound else None
+
+
+def worst(found: Mapping[str, Any]) -> tuple[str, float]:
+    """Of what `sites` gives the site of least accuracy, the first of equals, and that accuracy."""
+    least = min(found["accuracy"])
+    return found["sites"][found["accuracy"].index(least)], least
 
 
 def whole(records: Sequence[dict[str, Any]], where: Path) -> Sequence[dict[str, Any]]:
@@ -323,7 +347,7 @@ def whole(records: Sequence[dict[str, Any]], where: Path) -> Sequence[dict[str, 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """A round's numbers by name, such as ``seconds/train`` and ``measures/locals/in_local/after``.
 
-    Lists over clients and over chains become their mean; of class accuracies and of other lists there is
+    Lists over clients, sites and chains become their mean; of class accuracies and of other lists there is
     one number each. What identifies rather than measures (chains, clients) and matrices are left out.
     """
     found: dict[str, float] = {}
@@ -334,7 +358,7 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
         if isinstance(value, (int, float)):
             found[name] = float(value)
         elif isinstance(value, Mapping):
-            averaged = averaged or "clients" in value
+            averaged = averaged or "clients" in value or isinstance(value.get("sites"), list)
             for key, inner in value.items():
                 if key == "chains" and name:  # a record each
                     several(name, inner)

@@ -304,6 +304,12 @@ def test_the_end_of_a_run_names_its_best_round_and_its_promise(capsys):
         "training 8.0 s, 2.00 s a round",
         "sent a round 3.00 MB down, 1.50 MB up",
     ]
+    told = {part: [0.75, 0.5] for part in ("examples", "accuracy", "balanced_accuracy")}
+    history[-1]["measures"] = {"sites": {"sites": ["north", "[b]\x1bsouth"], **told}}
+    summarise(SimpleNamespace(history=history, out=None))
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert rows[2].startswith("accuracy, worst site 50.00% ([b]")
+    assert "\x1b" not in rows[2]
     history[-1] |= {"epsilon": 1.234, "delta": 1e-5}
     summarise(SimpleNamespace(history=history, out="x"))
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]

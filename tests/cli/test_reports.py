@@ -263,6 +263,20 @@ def test_watch_says_whose_test_examples_are_missing(tmp_path):
     assert "\x1b" not in said
 
 
+def test_watch_says_at_which_site_the_model_is_worst(tmp_path):
+    follower = watch.Follower(Run(write(tmp_path / "run")))
+    follower.look()
+    for share, record in zip((0.5, 0.25), follower.records[-2:], strict=True):
+        numbers = {key: [0.75, share] for key in ("examples", "accuracy", "balanced_accuracy")}
+        record["measures"]["sites"] = {"sites": ["north", "so\x1b[2Juth"], **numbers}
+    console = Console(width=200, force_terminal=False, record=True, file=io.StringIO())
+    console.print(watch.view(follower, 200))
+    (line,) = (line for line in console.export_text().splitlines() if "worst site" in line)
+    assert "25.00%" in line
+    assert "uth" in line
+    assert "\x1b" not in line
+
+
 def test_watch_on_a_terminal_ends_with_the_run(runs, monkeypatch):
     path = runs / "avg-0" / "metrics.jsonl"
     whole = path.read_text()

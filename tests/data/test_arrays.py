@@ -73,6 +73,7 @@ def test_origins_and_what_stays_together():
     train, test = ([place[float(v)] for v in split.x[:, 0]] for split in (d.train, d.test))
     assert [d.origins[o] for o in d.train.origin] == [site[i] for i in train]
     assert not {patient[i] for i in train} & {patient[i] for i in test}
+    assert [d.origins[o] for o in d.test.origin] == [site[i] for i in test]
     numbered = from_arrays(TABLE, Y, origin=torch.arange(30) // 10 + 8)
     assert numbered.origins == ("8", "9", "10")
     run = fedrecall.run(
@@ -108,9 +109,24 @@ def test_what_is_no_data_set_is_one_sentence(given, said):
         from_arrays(*given)
 
 
+def test_test_examples_may_say_where_they_are_from():
+    site = np.array(["south", "north"])[Y % 2]
+    d = from_arrays(TABLE, Y, TABLE[:4], Y[:4], origin=site, origin_test=["west", "south", "east", "south"])
+    assert d.origins == ("north", "south", "east", "west")
+    assert [d.origins[o] for o in d.test.origin] == ["west", "south", "east", "south"]
+    assert [d.origins[o] for o in d.train.origin] == site.tolist()
+    assert from_arrays(TABLE, Y, TABLE[:4], Y[:4], origin=site).test.origin is None
+    alone = from_arrays(TABLE, Y, TABLE[:4], Y[:4], origin_test=[1, 2, 1, 2])
+    assert (alone.train.origin, alone.test.origin.tolist()) == (None, [0, 1, 0, 1])
+
+
 def test_origins_are_as_many_as_examples():
     with pytest.raises(UserError, match=r"have origin of \[29\]"):
         from_arrays(TABLE, Y, origin=Y[:29])
+    with pytest.raises(UserError, match=r"4 test examples have origin_test of \[3\]"):
+        from_arrays(TABLE, Y, TABLE[:4], Y[:4], origin_test=[1, 2, 3])
+    with pytest.raises(UserError, match=r"origin_test is of x_test.*leave it out"):
+        from_arrays(TABLE, Y, origin=Y, origin_test=[1, 2, 3])
 
 
 @pytest.mark.parametrize("name", ["origin", "undivided"])

@@ -78,6 +78,7 @@ def test_a_column_tells_where_examples_are_from_and_whom_to_hold_out_whole(tmp_p
         train, test = numbers(d, "train"), numbers(d, "test")
         assert sorted(train + test) == list(range(60))
         assert [SITES[o] for o in d.train.origin] == [site[n] for n in train]
+        assert [SITES[o] for o in d.test.origin] == [site[n] for n in test]
         assert not {patient[n] for n in train} & {patient[n] for n in test}
         assert len(test) == 12
         if how:
@@ -86,6 +87,7 @@ def test_a_column_tells_where_examples_are_from_and_whom_to_hold_out_whole(tmp_p
     kept = load_export(tmp_path / "parts")
     assert kept.origins == SITES
     assert torch.equal(kept.train.origin, d.train.origin)
+    assert torch.equal(kept.test.origin, d.test.origin)
     ignoring = ",ignore=patient" if how else ""
     by_example = load(f"folder:{folder},origin=site{how}{ignoring}")
     assert {patient[n] for n in numbers(by_example, "train")} & {
@@ -108,7 +110,10 @@ def test_folders_above_the_classes_are_origins(tmp_path):
     assert d.class_names == ("a", "b")
     assert [SITES[o] for o in d.train.origin] == [site[n] for n in d.train.x[:, 0, 0, 0].tolist()]
     apart = folders(folders(tmp_path / "apart", "train", SITES[:2]), "test", SITES[2:])
-    assert load(f"folder:{apart},origin=site").origins == SITES[:2]
+    elsewhere = load(f"folder:{apart},origin=site")
+    assert elsewhere.origins == SITES  # west is tested on alone, and comes after those that are trained on
+    assert set(elsewhere.train.origin.tolist()) == {0, 1}
+    assert set(elsewhere.test.origin.tolist()) == {2}
     assert len(load(f"folder:{apart},origin=site,undivided=site").train) == 42
     with pytest.raises(UserError, match=r"'north' in the training and in the test split.*undivided"):
         load(f"folder:{folders(apart, 'test')},undivided=site")
@@ -232,6 +237,8 @@ def test_femnist_is_read_with_its_writers(tmp_path):
         assert torch.bincount(d.test.y).tolist() == [4] * 4  # a tenth of 35, or the nearest to it
         numbers = d.train.x[:, 0, 0, 0].tolist()
         assert [d.origins[o] for o in d.train.origin] == [writers[n] for n in numbers]
+        tested = d.test.x[:, 0, 0, 0].tolist()
+        assert [d.origins[o] for o in d.test.origin] == [writers[n] for n in tested]
         assert d.train.y.tolist() == [n % 4 for n in numbers]
         assert len(PARTITIONS.make("natural").split(d.train.y, 7, 0, origins=d.train.origin.numpy())) == 7
 
@@ -356,6 +363,51 @@ def test_other_sites_are_other_data(tmp_path):
     assert len({f["digest"] for f in facts}) == 1
 
 
+def at_places(d, places, *more):
+    """The data set with test examples of these places, and names of places that are only tested."""
+    return replace(d, test=replace(d.test, origin=torch.as_tensor(places)), origins=(*d.origins, *more))
+
+
+def test_where_test_examples_are_from_is_noted_beside_what_earlier_runs_have(tmp_path):
+    from fedrecall import provenance
+
+    first = dataset(torch.arange(40) % 2, ("x", "y"))
+    noted = [
+        provenance.facts(d) for d in (first, at_places(first, [0] * 40), at_places(first, [2] * 40, "z"))
+    ]
+    assert len({f["origins"] for f in noted}) == 1  # what is trained on is the same
+    assert [f.get("test_origins") for f in noted].count(None) == 1
+    earlier, *others = ([{"data": f}] for f in noted)
+    for now in noted:
+        provenance.check_data(tmp_path, earlier, now, "resume it.")
+    with pytest.raises(UserError, match="begun on other data"):
+        provenance.check_data(tmp_path, others[0], noted[2], "resume it.")
+
+
+def test_a_part_of_a_split_knows_where_its_examples_are_from():
+    d = at_places(dataset(torch.arange(40) % 2, ("x", "y")), torch.arange(40) // 20)
+    part = d.test.part(slice(1, None, 15))
+    assert part.origin.tolist() == [0, 0, 1]
+    assert torch.equal(part.x, d.test.x[[1, 16, 31]])
+    assert torch.equal(d.to(torch.device("cpu")).test.origin, d.test.origin)
+    assert dataset(None, ()).test.part(slice(3)).origin is None
+
+
+def test_a_cache_of_an_earlier_version_is_made_anew(tmp_path, monkeypatch):
+    from fedrecall.data import datasets, store
+
+    spec = f"folder:{as_csv(tmp_path / 'mine')[0]},origin=site,undivided=patient"
+    monkeypatch.setattr(datasets, "_FOLDERS", 3)
+    d = load(spec)
+    (old,) = (tmp_path / "cache").glob("*.safetensors")
+    store.save(old, replace(d, test=replace(d.test, origin=None)))  # as it was written then
+    assert load(spec).test.origin is None
+    monkeypatch.undo()
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    assert torch.equal(load(spec).test.origin, d.test.origin)
+    assert not old.exists()
+
+
 # The partition.
 
 
@@ -451,14 +503,16 @@ def test_origins_of_ones_own_code():
     [
         lambda d, names: (d["train.origin"].add_(7), names),
         lambda d, names: (d.update({"train.origin": d["train.origin"][:-1]}), names),
-        lambda d, names: (d.pop("train.origin"), names),
+        lambda d, names: ((d.pop("train.origin"), d.pop("test.origin")), names),
+        lambda d, names: (d["test.origin"].sub_(1), names),
+        lambda d, names: (d.update({"test.origin": d["test.origin"].float()}), names),
         lambda d, names: (None, [*names[:-1], 3]),
     ],
 )
 def test_a_cache_with_other_origins_is_none(tmp_path, damage):
     from fedrecall.data import store
 
-    arrays = store._arrays(dataset(torch.arange(40) % 2, ("x", "y")))
+    arrays = store._arrays(at_places(dataset(torch.arange(40) % 2, ("x", "y")), [0] * 40))
     given = [("m", ["a", "b"]), {n: t.clone() for n, t in arrays.items()}, ["x", "y"]]
     assert store._dataset(*given[0], given[1], False, (), given[2]).origins == ("x", "y")
     _, names = damage(given[1], given[2])

@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import (
@@ -36,6 +37,7 @@ from fedrecall.flower import code as codes
 from fedrecall.flower import hosting, server, wire
 from fedrecall.flower.nodes import Facts, Nodes
 from fedrecall.flower.wire import Report
+from fedrecall.measures.accuracy import accuracy, class_accuracy
 from fedrecall.records import RunFolder
 from fedrecall.reports.runs import trained
 
@@ -163,6 +165,48 @@ def test_nodes_evaluate_where_the_server_has_no_data(tmp_path):
         assert mine["loss"] == pytest.approx(other["loss"])
 
 
+def test_each_nodes_accuracy_is_kept_where_nodes_evaluate(tmp_path, caplog):
+    ragged = str(BASE["dataset"]).replace("test=30", "test=31")
+    sent: dict[str, dict[int, np.ndarray]] = {}
+
+    def look(node: int, reply: Message) -> Message:
+        asked = grid.sent[-1].metadata
+        if asked.message_type == "evaluate":
+            counts = np.array(dict(reply.content["values"])["confusion"]).reshape(3, 3)
+            sent.setdefault(asked.group_id, {})[(node - 1000) // 7] = counts
+        return reply
+
+    grid = Grid(nodes(tmp_path / "nodes", data=ragged), look)
+    run = {"dataset": "", "auxiliary_per_class": "", "out": str(tmp_path / "run")}
+    with caplog.at_level("INFO", logger="flwr"):
+        result = play(grid, **run)
+    for record in RunFolder(tmp_path / "run").metrics():
+        found, matrices = record["sites"], sent[str(record["round"])]
+        assert found["sites"] == ["client 0", "client 1", "client 2"]
+        assert found["examples"] == [11, 10, 10]
+        assert found["accuracy"] == [accuracy(matrices[k]) for k in range(3)]
+        assert found["balanced_accuracy"] == pytest.approx(
+            [class_accuracy(matrices[k]).mean() for k in range(3)]
+        )
+        # Together they are the round's own accuracy, which one machine has, too.
+        assert np.average(found["accuracy"], weights=found["examples"]) == pytest.approx(record["accuracy"])
+        assert f"least at {found['worst']}: {min(found['accuracy']):.2%}" in caplog.text
+    assert [r["accuracy"] for r in result.history] == [
+        r["accuracy"] for r in alone(dataset=ragged, auxiliary_per_class=None).history
+    ]
+    assert "sites" not in play(Grid(nodes(tmp_path / "others")), rounds=1).history[0]  # the server evaluates
+    part = {**run, "out": str(tmp_path / "part")}
+    play(Grid(nodes(tmp_path / "more", data=ragged)), **part, rounds=1)
+    resumed = play(Grid(nodes(tmp_path / "more", data=ragged)), **part, resume=True)
+    assert [r["sites"] for r in resumed.history] == [r["sites"] for r in result.history]
+
+
+def test_what_is_one_nodes_alone_is_not_kept_where_uploads_are_hidden(tmp_path):
+    run = {"dataset": "", "auxiliary_per_class": "", "algorithm": "fedavg", "rounds": 1}
+    assert "sites" in play(Grid(nodes(tmp_path / "open")), **run).history[0]
+    assert "sites" not in play(Grid(nodes(tmp_path / "hidden")), **run, secure="examples").history[0]
+
+
 def test_a_secret_model_is_saved_before_nodes_see_it(tmp_path):
     """Played again it would have other noise, so two models of a round would be out and epsilon of one."""
 
@@ -238,6 +282,9 @@ def test_who_does_not_evaluate_is_in_the_record(tmp_path):
     away = "client 2, evaluation of round {}: its node is not connected"
     odd = "client 0, evaluation of round 3: its reply has a loss of -1, which cannot be less than 0"
     assert [r.get("untested") for r in result.history] == [None, [away.format(2)], [odd, away.format(3)]]
+    there = [["client 0", "client 1", "client 2"], ["client 0", "client 1"], ["client 1"]]
+    assert [r["sites"]["sites"] for r in result.history] == there
+    assert result.history[2]["sites"]["accuracy"] == [result.history[2]["accuracy"]]  # one site is the whole
 
 
 TESTED = {

@@ -44,6 +44,8 @@ SWAP = [[0.0, 1, 0], [1, 0, 0], [0, 0, 1]]  # takes class 0 for 1 and 1 for 0
 def moment():
     """Test: two examples of each class, x = unit vector of the class, so that EYE, EYE is right always.
 
+    Class 0 is tested at north, class 2 at south, class 1 at both; at west nothing is.
+
     Client 0 holds classes 0 (three times) and 1 (once), client 1 class 2 alone. Before: everything is
     right. Client 0 comes to swap 0 and 1; client 1 stays as it was; a third client fails.
     """
@@ -54,9 +56,10 @@ def moment():
         "unit",
         ("a", "b", "c"),
         Split(unit[train_y], train_y),
-        Split(unit[test_y], test_y),
+        Split(unit[test_y], test_y, torch.tensor([0, 0, 0, 2, 2, 2])),
         torch.zeros(3),
         torch.ones(3),
+        origins=("north", "west", "south"),
     )
     parts = [np.array([0, 1, 2, 3]), np.array([4, 5])]
     federation = Federation(dataset, parts, Augmentation(), torch.float64, np.array([0, 3, 4]))

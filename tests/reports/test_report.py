@@ -14,7 +14,7 @@ from tests.reports.synthetic import AGREED, MADE, accuracies, of_nodes, write
 from fedrecall.errors import UserError
 from fedrecall.reports import charts
 from fedrecall.reports.markup import Html, tag, text
-from fedrecall.reports.report import build, default_targets, pairs
+from fedrecall.reports.report import MOST_SITES, build, default_targets, pairs
 from fedrecall.reports.runs import arrange, open_runs
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`&amp;{{7*7}}"
@@ -403,6 +403,66 @@ def test_a_federation_is_not_called_by_where_its_class_lies(tmp_path):
     )
     assert "fedavg (secure=masks)" in page
     assert "Twice" not in page
+
+
+def of_sites(names, accuracy):
+    """As a record has sites of this accuracy."""
+    numbers = {"examples": [10 * (1 + i) for i in range(len(names))], "accuracy": list(accuracy)}
+    return {"sites": list(names), **numbers, "balanced_accuracy": [a / 2 for a in accuracy]}
+
+
+def with_sites(run, told, at=lambda record: record.setdefault("measures", {})):
+    """The run with ``told(round)`` in the records of the rounds for which that is something."""
+    path = run / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        if found := told(record["round"]):
+            at(record)["sites"] = found
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return run
+
+
+def test_sites_are_shown_worst_first_whoever_recorded_them(tmp_path):
+    names = ["north", "south", "<b>west"]
+    for seed, more in ((0, 0.0), (1, 0.1)):
+        run = write(tmp_path / f"asked/{seed}", seed=seed)
+        with_sites(run, lambda t, m=more: t % 2 == 0 and of_sites(names, [0.9, 0.3 + m + t / 100, 0.6 + m]))
+    page = Page(build(open_runs([tmp_path / "asked"])))
+    assert page.column("worst-site", "round") == [2, 4, 6]
+    assert page.column("worst-site", "fedavg: mean") == pytest.approx([37, 39, 41])
+    spread = f"± {100 * np.std([0, 0.1], ddof=1):.2f}"
+    head, *rows = page.tables["sites-table-0"]
+    assert head == ["site", "test examples", "accuracy (%)", "balanced accuracy (%)"]
+    assert [row[0] for row in rows] == ["south", "<b>west", "north"]
+    assert rows[0][1:3] == ["20 ± 0", f"41.00 {spread}"]
+    assert rows[2][3] == "45.00 ± 0.00"
+    heads = [row[0] for row in page.tables["sites-0"]]
+    assert heads == ["site \\ round", "south", "<b>west", "north"]
+    assert [float(v) for v in page.tables["sites-0"][1][1:]] == pytest.approx([37, 39, 41])
+    assert "measures-sites" not in build(open_runs([tmp_path / "asked"]))  # once is enough
+
+    clients = ["client 0", "client 1"]
+    nodes = of_nodes(tmp_path / "nodes", AGREED)
+    with_sites(
+        nodes,
+        lambda t: of_sites(clients[: 1 if t == 5 else 2], [0.8, 0.4][: 1 if t == 5 else 2]),
+        lambda r: r,
+    )
+    page = Page(build(open_runs([nodes])))
+    assert [row[:3] for row in page.tables["sites-table-0"][1:]] == [
+        ["client 1", "20", "40.00"],
+        ["client 0", "10", "80.00"],
+    ]
+    assert page.tables["sites-0"][1] == ["client 1", *["40.0"] * 4, "", "40.0"]  # it was not there in round 5
+
+
+def test_of_many_sites_the_worst_are_shown(tmp_path):
+    names = [f"writer {i}" for i in range(300)]
+    run = with_sites(write(tmp_path / "run"), lambda t: of_sites(names, [1 - i / 300 for i in range(300)]))
+    page = build(open_runs([run]))
+    rows = Page(page).tables["sites-table-0"][1:]
+    assert [row[0] for row in rows] == [f"writer {i}" for i in range(299, 299 - MOST_SITES, -1)]
+    assert f"the worst {MOST_SITES} of 300 sites" in page
 
 
 def test_an_accuracy_of_a_part_of_the_nodes_is_not_of_the_whole_test_split(tmp_path):

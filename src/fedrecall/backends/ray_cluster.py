@@ -35,7 +35,6 @@ from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.parcels import Folded, Unsendable, fold, unfold
 from fedrecall.backends.processes import ATTEMPTS, PATIENCE, SLOWER, cores, raise_again
 from fedrecall.backends.worker import Failed, told, unsent
-from fedrecall.data.store import Split
 from fedrecall.errors import UserError, lacks_memory
 from fedrecall.specs import POSITIVE
 from fedrecall.training import Visit, visit
@@ -480,7 +479,7 @@ class _Link:
 def _training_data(federation: Any) -> Any:
     """The federation without what clients never see: test split and the server's own examples."""
     train, test = federation.dataset.train, federation.dataset.test
-    dataset = replace(federation.dataset, train=train, test=Split(test.x[:0], test.y[:0]))
+    dataset = replace(federation.dataset, train=train, test=test.part(slice(0)))
     return replace(federation, dataset=dataset, auxiliary_part=None)
 
 

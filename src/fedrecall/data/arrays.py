@@ -20,6 +20,7 @@ def from_arrays(
     *,
     name: str = "arrays",
     origin: Any = None,
+    origin_test: Any = None,
     undivided: Any = None,
     held_out: float = 0.2,
     seed: int = 0,
@@ -31,7 +32,7 @@ def from_arrays(
     rows are numbers [n, F], moved and scaled by the training split unless ``standardise`` is false. Labels
     are whole numbers or names. Without a test split ``held_out`` of every class is tested on. ``origin`` and
     ``undivided`` say of every training example who or where it is from and what is held out whole, as
-    `folder` has them.
+    `folder` has them; ``origin_test`` says of those of ``x_test`` who or where they are from.
     """
     if (x_test is None) != (y_test is None):
         raise UserError("from_arrays: give x_test and y_test, or neither.")
@@ -39,11 +40,16 @@ def from_arrays(
         raise UserError(
             "from_arrays: undivided says what is held out whole, and x_test has been: leave one out."
         )
+    if x_test is None and origin_test is not None:
+        raise UserError(
+            "from_arrays: origin_test is of x_test, which is not given: leave it out, for origin says where "
+            "the examples are from that are held out."
+        )
     if not 0 <= held_out < 1:
         raise UserError(f"from_arrays: held_out = {held_out:g} must be in [0, 1).")
     splits = {"train": _rows("training", x, y, origin, undivided)}
     if x_test is not None:
-        splits["test"] = _rows("test", x_test, y_test, None, None)
+        splits["test"] = _rows("test", x_test, y_test, origin_test, None)
     shapes = [rows.x[0].shape for rows in splits.values() if rows.x]
     if len(set(shapes)) > 1 and min(map(len, shapes)) == 1:  # of images what is wrong is said below
         raise UserError(
@@ -75,7 +81,8 @@ def _rows(split: str, x: Any, y: Any, origin: Any, unit: Any) -> Rows:
     if labels.dtype.kind not in "iuU":
         raise UserError(f"from_arrays: the {split} labels are {labels.dtype}; give whole numbers or names.")
     told = []
-    for what, given in (("origin", origin), ("undivided", unit)):
+    of = "origin_test" if split == "test" else "origin"
+    for what, given in ((of, origin), ("undivided", unit)):
         column = [] if given is None else _column(split, what, given, len(held)).tolist()
         told.append([identifier(v, w, what) for v, w in zip(column, where, strict=given is not None)])
     return Rows(list(held), labels.tolist(), where, [], *told)

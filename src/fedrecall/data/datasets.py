@@ -48,7 +48,8 @@ DATASETS = Registry(
 )
 
 _DECODER = 1  # raised when the same files come to give other tensors, so that caches are made anew
-_FOLDERS = 3  # the same for users' own folders
+_FOLDERS = 4  # the same for users' own folders
+_ORIGINS = 1  # the same for data sets that tell where examples are from
 
 
 Sizes = tuple[int | range, int | range]
@@ -287,7 +288,8 @@ class HubImages(Recipe):
             return name, _HUB
         if store.is_export(folder):
             return None
-        return name, _digest(folders.fingerprint_of(folder, folders.walk(folder)))
+        versions = [_ORIGINS] if self.origin else []
+        return name, _digest(folders.fingerprint_of(folder, folders.walk(folder)), *versions)
 
     def read(self, name: str, root: Path | None) -> Dataset:
         """Decode the local copy, or what the hub sends."""

@@ -159,11 +159,24 @@ def join(
             )
         _check_range(found, (x_train, x_test), wide_train, spread)
         mean, std = torch.zeros(columns), torch.ones(columns)
-    origins = sorted(set(train.origin), key=_in_order)
-    number = {origin: i for i, origin in enumerate(origins)}
-    origin = torch.tensor([number[o] for o in train.origin], dtype=torch.int64) if origins else None
-    splits = Split(x_train, tensors[0], origin), Split(x_test, tensors[1])
-    return Dataset(name, tuple(class_names), *splits, mean, std, moved, found.features, tuple(origins))
+    origins = _origins(train, test)
+    splits = (
+        Split(x_train, tensors[0], _places(train.origin, origins)),
+        Split(x_test, tensors[1], _places(test.origin, origins)),
+    )
+    return Dataset(name, tuple(class_names), *splits, mean, std, moved, found.features, origins)
+
+
+def _origins(train: Rows, test: Rows) -> tuple[str, ...]:
+    """Where training examples are from, and after these where others alone are that are tested on."""
+    trained, tested = set(train.origin), set(test.origin)
+    return (*sorted(trained, key=_in_order), *sorted(tested - trained, key=_in_order))
+
+
+def _places(origin: list[str], origins: Sequence[str]) -> Tensor | None:
+    """Of each example the place of its origin among all; None where that is not known."""
+    number = {name: i for i, name in enumerate(origins)}
+    return torch.tensor([number[name] for name in origin], dtype=torch.int64) if origin else None
 
 
 def _in_order(name: str) -> tuple[bool, int, str]:

@@ -36,6 +36,10 @@ class Split:
     def __len__(self) -> int:
         return len(self.y)
 
+    def part(self, places: slice) -> Split:
+        """Some of the examples, in their order."""
+        return Split(self.x[places], self.y[places], None if self.origin is None else self.origin[places])
+
 
 class Columns(NamedTuple):
     """What a table's columns were like before they were standardised, in double precision."""
@@ -62,7 +66,7 @@ class Dataset:
     features: tuple[str, ...] = ()
     """What a table's columns are called, in their order, if that is known."""
     origins: tuple[str, ...] = ()
-    """What the origins of training examples are called: sites, writers, patients."""
+    """What the examples' origins are called: sites, writers, patients."""
 
     @property
     def standardised(self) -> bool:
@@ -125,15 +129,17 @@ def fixed_statistics(shape: Sequence[int], mapped: bool = True) -> tuple[Tensor,
 
 
 _ARRAYS = ("train.x", "train.y", "test.x", "test.y", "mean", "std")
-_ORIGIN = "train.origin"
+_ORIGINS = ("train.origin", "test.origin")
+"""Those that there need not be."""
 
 
 def _arrays(dataset: Dataset) -> dict[str, Tensor]:
     d = dataset
     held = (d.train.x, d.train.y, d.test.x, d.test.y, d.mean, d.std)
     found = dict(zip(_ARRAYS, held, strict=True))
-    if d.train.origin is not None:
-        found[_ORIGIN] = d.train.origin
+    for name, split in zip(_ORIGINS, (d.train, d.test), strict=True):
+        if split.origin is not None:
+            found[name] = split.origin
     return {name: t.contiguous() for name, t in found.items()}
 
 
@@ -148,10 +154,12 @@ def _dataset(
     """Put together what was read, or a ValueError when it does not fit together."""
     if not isinstance(class_names, list) or not all(isinstance(c, str) for c in class_names):
         raise ValueError("no class names")
-    if set(arrays) - {_ORIGIN} != set(_ARRAYS):
+    if set(arrays) - set(_ORIGINS) != set(_ARRAYS):
         raise ValueError("arrays missing")
-    train = Split(arrays["train.x"], arrays["train.y"], arrays.get(_ORIGIN))
-    test = Split(arrays["test.x"], arrays["test.y"])
+    train, test = (
+        Split(arrays[f"{part}.x"], arrays[f"{part}.y"], arrays.get(f"{part}.origin"))
+        for part in ("train", "test")
+    )
     for split in (train, test):
         if split.x.dtype not in (torch.uint8, torch.float32) or split.y.dtype != torch.int64:
             raise ValueError("wrong types")
@@ -164,24 +172,25 @@ def _dataset(
     columns = _columns(standardised, train.x)
     if features and not (len(features) == train.x.shape[1] and all(isinstance(f, str) for f in features)):
         raise ValueError("columns' names that are not the table's")
-    _check_origins(train, origins)
+    _check_origins((train, test), origins)
     statistics = arrays["mean"], arrays["std"]
     return Dataset(
         name, tuple(class_names), train, test, *statistics, columns, tuple(features), tuple(origins)
     )
 
 
-def _check_origins(train: Split, names: Any) -> None:
-    if train.origin is None:
-        if names:
-            raise ValueError("names of origins that no example has")
-        return
+def _check_origins(splits: Sequence[Split], names: Any) -> None:
     if not all(isinstance(n, str) for n in names):
         raise ValueError("names of origins that are not text")
-    if train.origin.dtype != torch.int64 or train.origin.shape != train.y.shape:
-        raise ValueError("origins that are not the examples'")
-    if len(train) and not 0 <= int(train.origin.min()) <= int(train.origin.max()) < len(names):
-        raise ValueError("origins out of range")
+    if names and all(split.origin is None for split in splits):
+        raise ValueError("names of origins that no example has")
+    for origin, y in ((split.origin, split.y) for split in splits):
+        if origin is None:
+            continue
+        if origin.dtype != torch.int64 or origin.shape != y.shape:
+            raise ValueError("origins that are not the examples'")
+        if len(y) and not 0 <= int(origin.min()) <= int(origin.max()) < len(names):
+            raise ValueError("origins out of range")
 
 
 def _columns(noted: Any, x: Tensor) -> Columns | None:

@@ -17,7 +17,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import REGISTRIES, Config
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.client import ClientData
-from fedrecall.data.datasets import Dataset, Recipe, Split, load
+from fedrecall.data.datasets import Dataset, Recipe, load
 from fedrecall.data.federation import Federation
 from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import DTYPES, device_of, federate, normalised
@@ -99,8 +99,8 @@ class Silo:
                 raise UserError(f"it is client {node.client}, but the run has {config.clients} clients.")
             whole = federate(config, dataset, ALGORITHMS.make(config.algorithm))
             part = whole.parts[node.client]
-            mine, tested = slice(node.client, None, config.clients), whole.dataset.test
-            test = Split(tested.x[mine], tested.y[mine])  # each node its share, which may be none
+            mine = slice(node.client, None, config.clients)
+            test = whole.dataset.test.part(mine)  # each node its share, which may be none
             self.federation = replace(whole, parts=[part], dataset=replace(whole.dataset, test=test))
         else:
             self.federation = Federation(

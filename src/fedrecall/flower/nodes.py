@@ -459,15 +459,16 @@ class Nodes:
         count = len(self.facts.data.classes)
         said = {client: self._known[node].test_examples for client, node in self._clients().items()}
         read = partial(self._tested, round_number, said)
-        confusion, losses, missing = np.zeros((count, count), np.int64), [], []
+        losses, missing, by_client = [], [], {}
         for client, tested in self._ask(contents, "evaluate", read, round_number=round_number).items():
             if isinstance(tested, ValueError):
                 missing.append(f"client {client}, evaluation of round {round_number}: {tested}")
                 log.warning("%s", missing[-1])
                 continue
             counts = np.array(tested.confusion, np.int64).reshape(count, count)
-            confusion += counts
+            by_client[client] = counts
             losses.append((tested.loss if tested.finite else math.nan, counts.sum()))
+        confusion = sum(by_client.values(), np.zeros((count, count), np.int64))
         if not confusion.any():
             raise UserError(
                 f"nobody evaluated the model of round {round_number}: no node that answered has test "
@@ -475,7 +476,8 @@ class Nodes:
             )
         total = confusion.sum()
         loss = float(sum(loss * (tested / total) for loss, tested in losses))
-        return Evaluation(confusion, loss, missing)
+        told = by_client if self.hosting.secure == "off" else None  # else what is one client's is not kept
+        return Evaluation(confusion, loss, missing, by_client=told)
 
     def _tested(self, round_number: int, said: Mapping[int, int], client: int, content: RecordDict) -> Tested:
         """The counts, if they are of as many test examples as the client has said it has."""

@@ -217,6 +217,8 @@ class Lines:
         tested = ""
         if "accuracy" in record:
             tested = f", accuracy {record['accuracy']:.2%}, forgetting {record['forgetting']:.3f}"
+        if "sites" in record:
+            tested += f", least at {record['sites']['worst']}: {record['sites']['worst_accuracy']:.2%}"
         log.info(
             "round %d of %d: %d of %d clients, %.1f s, loss %.4f%s",
             record["round"],

@@ -15,6 +15,7 @@ MEASURES = Registry(
         "diversity": "fedrecall.measures.diversity:Diversity",
         "alignment": "fedrecall.measures.alignment:Alignment",
         "confusion": "fedrecall.measures.confusion:Confusion",
+        "sites": "fedrecall.measures.sites:Sites",
         "chain": "fedrecall.measures.chain:Chain",
         "landscape": "fedrecall.measures.landscape:Landscape",
     },

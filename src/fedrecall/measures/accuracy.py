@@ -1,6 +1,6 @@
 """Accuracy and forgetting, as functions of confusion matrices and class-wise accuracies."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,10 @@ class Evaluation(NamedTuple):
     """Mean cross-entropy."""
     missing: Sequence[str] = ()
     """Whose examples are not among them, and why: of a federation that is not all there."""
+    predicted: np.ndarray | None = None
+    """[n] classes, in the order of the examples; None where these are at nodes."""
+    by_client: Mapping[int, np.ndarray] | None = None
+    """The confusion matrices whose sum it is, of the clients that evaluated, where each may be told."""
 
 
 def evaluate(model: Model, weights: Weights, data: LocalData, batch: int | None = None) -> Evaluation:
@@ -31,12 +35,18 @@ def evaluate(model: Model, weights: Weights, data: LocalData, batch: int | None 
     device = model.device
     confusion = torch.zeros(data.classes**2, dtype=torch.int64, device=device)
     loss = torch.zeros((), dtype=torch.float64, device=device)
+    predicted = [torch.empty(0, dtype=torch.int64, device=device)]
     for b in data.batches(batch or BATCH.get(device.type, LARGE_BATCH)):
         logits = model.frozen(weights, b.x)
-        cells = b.y * data.classes + logits.argmax(-1)
+        predicted.append(logits.argmax(-1))
+        cells = b.y * data.classes + predicted[-1]
         confusion.index_add_(0, cells, torch.ones_like(cells))  # bincount would wait for the device
         loss += cross_entropy(logits, b.y).sum()
-    return Evaluation(confusion.view(data.classes, -1).cpu().numpy(), loss.item() / max(len(data), 1))
+    return Evaluation(
+        confusion.view(data.classes, -1).cpu().numpy(),
+        loss.item() / max(len(data), 1),
+        predicted=torch.cat(predicted).cpu().numpy(),
+    )
 
 
 def accuracy(confusion: np.ndarray) -> float:

@@ -91,6 +91,9 @@ class Measure(ABC):
     It counts all rounds, and is looked at in evaluated ones only.
     """
 
+    def check(self, federation: Federation) -> None:  # noqa: B027
+        """Raise UserError if it cannot be measured on these data: asked before the first round."""
+
     @abstractmethod
     def __call__(self, moment: Moment) -> dict[str, Any]:
         """What to record under the measure's name."""

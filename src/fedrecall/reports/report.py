@@ -20,7 +20,7 @@ from fedrecall.errors import NothingYet, UserError, nearest
 from fedrecall.measures import costs
 from fedrecall.measures.accuracy import credibility
 from fedrecall.provenance import named
-from fedrecall.records import scalars
+from fedrecall.records import scalars, sites, worst
 from fedrecall.reports import charts
 from fedrecall.reports.charts import Interval, Line, heat, lines, scroller, table
 from fedrecall.reports.markup import Html, tag, text
@@ -37,6 +37,8 @@ from fedrecall.reports.statistics import ENOUGH, WILCOXON, Difference, paired_di
 
 MOST_CELLS = 40_000
 """Of all class-wise heat maps together; rounds are thinned to stay below."""
+MOST_SITES = 50
+"""Of one experiment that are shown, the worst of them."""
 MOST_FEDERATIONS = 5
 """That are drawn; more seeds of one partition show little more."""
 SAMPLE_NOTE = "The line is the mean over seeds, the band one standard deviation (n - 1) on either side."
@@ -151,6 +153,10 @@ def _sections(page: Page) -> Iterator[tuple[str, Html]]:
         ),
     )
     yield "Classes", _section("Classes", "Accuracy of each class, mean over seeds.", *_classes(page))
+    yield (
+        "Sites",
+        _section("Sites", "The global model on the test examples of each site, or client.", *_sites(page)),
+    )
     yield (
         "Local",
         _section(
@@ -439,6 +445,73 @@ def _classes(page: Page) -> Iterable[Html]:
         )
 
 
+def _sites(page: Page) -> Iterable[Html]:
+    yield _measured(
+        page, "sites", lambda found: worst(found)[1], "Accuracy at the worst site (%)", "worst-site"
+    )
+    for n, group in page.numbered:
+        of_runs = [dict(found) for run in group.runs if (found := _recorded(run, "sites"))]
+        if of_runs:
+            names = _worst_first([found[max(found)] for found in of_runs])
+            yield _site_table(n, group, of_runs, names)
+            yield _site_map(n, group, of_runs, names)
+
+
+def _worst_first(last: Sequence[dict[str, Any]]) -> list[str]:
+    """The sites' names, by their mean accuracy in these records."""
+    held: dict[str, list[float]] = {}
+    for found in last:
+        for name, accuracy in zip(found["sites"], found["accuracy"], strict=True):
+            held.setdefault(name, []).append(accuracy)
+    return sorted(held, key=lambda name: _mean(held[name]))
+
+
+def _site_table(n: int, group: Group, of_runs: Sequence[dict[int, Any]], names: Sequence[str]) -> Html:
+    last = [found[max(found)] for found in of_runs]
+    body = []
+    for name in names[:MOST_SITES]:
+        parts = [
+            [found[part][found["sites"].index(name)] for found in last if name in found["sites"]]
+            for part in ("examples", "accuracy", "balanced_accuracy")
+        ]
+        cells = [_summary(parts[0], digits=0), *(_summary(values, 100) for values in parts[1:])]
+        body.append([tag("th", name, scope="row", class_="name"), *(tag("td", c) for c in cells)])
+    rounds = " and ".join(map(str, sorted({max(found) for found in of_runs})))
+    some = f"the worst {MOST_SITES} of {len(names)} sites" if len(names) > MOST_SITES else "the worst"
+    note = (
+        f"Round {rounds}, {_count(len(last), 'seed')}, {some} first. "
+        "Balanced accuracy is the mean of the class accuracies of the classes that a site has."
+    )
+    columns = ["site", "test examples", "accuracy (%)", "balanced accuracy (%)"]
+    return _numbers(f"{group.label}: each site", note, f"sites-table-{n}", columns, body, group=n)
+
+
+def _site_map(n: int, group: Group, of_runs: Sequence[dict[int, Any]], names: Sequence[str]) -> Html:
+    """Accuracy of each site along rounds, mean over seeds; grey where a site was not tested."""
+    rounds = sorted(set.intersection(*(set(found) for found in of_runs)))
+    shown = names[:MOST_SITES]
+    rounds = [rounds[i] for i in charts.thin(len(rounds), MOST_CELLS // 4 // len(shown))]
+    if not rounds:
+        return Html("")
+    values = np.full((len(of_runs), len(shown), len(rounds)), np.nan)
+    for seed, found in enumerate(of_runs):
+        for t, number in enumerate(rounds):
+            known = dict(zip(found[number]["sites"], found[number]["accuracy"], strict=True))
+            values[seed, :, t] = [known.get(name, math.nan) for name in shown]
+    return heat(
+        f"{group.label}: accuracy at each site (%)",
+        "The worst of the last round first; grey where a site was not tested.",
+        100 * values.mean(0),
+        identity=f"sites-{n}",
+        rows=shown,
+        columns=rounds,
+        row_name="site",
+        column_name="round",
+        unit=" %",
+        group=n,
+    )
+
+
 def _local(page: Page) -> Iterable[Html]:
     stages = {
         "before": "of the model received",
@@ -662,7 +735,7 @@ def _of_one_data_set(one: Run, other: Run) -> bool:
 
 
 def _others(page: Page) -> Iterable[Html]:
-    shown = {"locals", "confusion"}
+    shown = {"locals", "confusion", "sites"}
     names = sorted({m for run in page.runs for r in run.records for m in r.get("measures", {})} - shown)
     for measure in names:
         keys: dict[str, None] = {}
@@ -795,22 +868,29 @@ def _measured(
 
 
 def _recorded(run: Run, measure: str) -> list[tuple[int, dict[str, Any]]]:
+    if measure == "sites":  # which a federation records without being asked
+        return [(r["round"], found) for r in run.records if (found := sites(r)) is not None]
     return [(r["round"], r["measures"][measure]) for r in run.records if measure in r.get("measures", {})]
 
 
 def _numbers(
-    title: str, note: str, identity: str, columns: Sequence[str], body: Sequence[Sequence[Html]]
+    title: str,
+    note: str,
+    identity: str,
+    columns: Sequence[str],
+    body: Sequence[Sequence[Html]],
+    group: int | None = None,
 ) -> Html:
-    """A section whose numbers are the chart: open, one row a group that its switch hides."""
+    """A section whose numbers are the chart: open, one row a group that its switch hides, or all of one."""
     head = tag("tr", *(tag("th", c, scope="col") for c in columns))
-    rows = [tag("tr", *cells, class_=f"g{n}") for n, cells in enumerate(body)]
+    rows = [tag("tr", *cells, class_=f"g{n if group is None else group}") for n, cells in enumerate(body)]
     shown = tag("table", tag("thead", head), tag("tbody", *rows), class_="summary")
     return tag(
         "figure",
         tag("figcaption", tag("h3", title), tag("p", note)),
         scroller(shown),
         charts.download(identity),
-        class_="chart wide",
+        class_="chart wide" if group is None else f"chart wide g{group}",
         id=identity,
     )
 

@@ -14,9 +14,9 @@ from fedrecall.cli import progress
 from fedrecall.cli.app import app, err, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
 from fedrecall.config import Config
-from fedrecall.errors import Busy, Interrupted, Missing, UserError
+from fedrecall.errors import Busy, Interrupted, Missing, UserError, printable
 from fedrecall.experiment import Experiment, Result
-from fedrecall.records import RunFolder
+from fedrecall.records import RunFolder, sites, worst
 
 
 @app.command("run")
@@ -119,6 +119,9 @@ def summarise(result: Result) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("accuracy, last round", f"{last['accuracy']:.2%}")
     table.add_row("accuracy, best round", f"{best['accuracy']:.2%} (round {best['round']})")
+    if (found := sites(last)) is not None:
+        where, least = worst(found)
+        table.add_row("accuracy, worst site", Text(f"{least:.2%} ({printable(where)})"))
     table.add_row("forgetting", f"{last['forgetting']:.3f}")
     table.add_row("training", f"{seconds:.1f} s, {seconds / len(result.history):.2f} s a round")
     table.add_row(

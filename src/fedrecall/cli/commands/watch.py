@@ -17,7 +17,7 @@ from fedrecall.cli.commands.reports import Runs
 from fedrecall.cli.progress import line, seconds
 from fedrecall.errors import UserError, printable
 from fedrecall.papers.reproduction import duration
-from fedrecall.records import read_metrics, whole
+from fedrecall.records import read_metrics, sites, whole, worst
 from fedrecall.reports.runs import Run, open_runs
 
 TICKS = "▁▂▃▄▅▆▇█"
@@ -126,6 +126,12 @@ def view(run: Follower, width: int) -> Panel:
         shown.add_row(
             "loss", f"{last['loss']:.3f}", Text(sparkline(losses, wide, 0, max(losses)), "cyan"), ""
         )
+        if of_sites := [found for r in evaluated if (found := sites(r)) is not None]:
+            least, (where, _) = [worst(found)[1] for found in of_sites], worst(of_sites[-1])
+            named = Text(printable(where), "dim", no_wrap=True, overflow="ellipsis")
+            shown.add_row(
+                "worst site", Text(f"{least[-1]:.2%}", "bold"), Text(sparkline(least, wide), "cyan"), named
+            )
         parts.append(shown)
         parts.append(_classes(last["class_accuracy"], width))
     if records:
