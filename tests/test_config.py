@@ -38,6 +38,14 @@ def test_a_share_below_one_and_a_count_above(sample, clients, expected):
         assert configs.make(configs.as_dict(made)) == configs.begun(configs.as_dict(made)) == made == direct
 
 
+@pytest.mark.parametrize("none", [(), [], "", "none", [""], ["none"]])
+@pytest.mark.parametrize("name", ["measures", "sinks"])
+def test_the_word_none_stands_for_an_empty_list(name, none):
+    made = configs.make({name: none})
+    assert getattr(made, name) == ()
+    assert configs.as_dict(made) == configs.as_dict(Config())
+
+
 def test_a_share_of_one_was_one_client_in_runs_begun_before():
     whole = configs.as_dict(configs.make({"clients": 5}))
     assert configs.begun({**whole, "sample": 1.0}).sampled == 1
@@ -56,6 +64,8 @@ def test_a_share_of_one_was_one_client_in_runs_begun_before():
         ({"global_seed": 2**32}, "global_seed = 4294967296 must be in [0, 4.29497e+09]"),
         ({"model": 3}, "model = 3 is neither a name nor a mapping"),
         ({"sinks": ["nowhere"]}, "unknown sink 'nowhere'"),
+        ({"sinks": ["none", "wandb"]}, "sinks = none stands for an empty list"),
+        ({"measures": "locals+none"}, "measures = none stands for an empty list"),
         ({"precision": "float16"}, "one of float32, float64, bfloat16"),
         ({"measures": ["nothing"]}, "unknown measure"),
         ({"training": {"momentum": 1.0}}, "momentum = 1.0 must be in [0, 1)"),

@@ -768,14 +768,14 @@ def run(out: Path | str | None = None, *, resume: bool = False, **settings: Any)
     dataset = given if isinstance(given, Dataset) else None
     if given is not None and dataset is None:
         settings["dataset"] = given
-    listed = settings.pop("sinks", ())
-    listed = [listed] if isinstance(listed, str) else listed
-    sinks = [s for s in listed if not isinstance(s, str)]
-    if names := [s for s in listed if isinstance(s, str)]:
-        settings["sinks"] = names
+    sinks: list[Sink] = []
+    if "sinks" in settings:
+        listed = [settings["sinks"]] if isinstance(settings["sinks"], str) else settings["sinks"]
+        sinks = [s for s in listed if not isinstance(s, str)]
+        settings["sinks"] = [s for s in listed if isinstance(s, str)]
     folder = RunFolder(Path(out)) if out is not None else None
     if resume and folder is not None and folder.started and settings.keys() <= {*configs.MAY_CHANGE}:
-        config = configs.begun({**folder.config(), **({"sinks": []} if sinks else {}), **settings})
+        config = configs.begun({**folder.config(), **settings})
     else:
         config = configs.make(configs.nested(settings))
     return Experiment(config, out, resume=resume, dataset=dataset, data_root=root, sinks=sinks).run()

@@ -14,8 +14,6 @@ from fedrecall import specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.errors import UserError
-from fedrecall.measures import MEASURES
-from fedrecall.sinks import SINKS
 from fedrecall.training import Recipe
 
 Settings = dict[str, Any]
@@ -37,7 +35,6 @@ _PANELS = {
     "Running": ("backend", "workers", "device", "checkpoint_every", "on_failure"),
 }
 _SINGULAR = {"measures": "measure", "sinks": "sink"}
-_SEVERAL = {"measures": MEASURES, "sinks": SINKS}
 
 
 def several(text: str, names: Container[str]) -> list[str]:
@@ -129,7 +126,7 @@ def with_config(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
         @functools.wraps(command)
         def wrapped(**values: Any) -> None:
             given = {p.name: values.pop(p.name) for p in added}
-            for name, registry in _SEVERAL.items():
+            for name, registry in configs.LISTS.items():
                 if given.get(name):
                     given[name] = [one for text in given[name] for one in several(text, registry.entries)]
             command(settings={k: v for k, v in given.items() if v is not None}, **values)
@@ -167,6 +164,6 @@ def gather(
         key, equals, value = assignment.partition("=")
         if not equals or not key:
             raise UserError(f"-s {shlex.quote(assignment)}: give key=value, such as -s training.lr=0.1.")
-        given = _listed(value, _SEVERAL[key].entries) if key in _SEVERAL else value
+        given = _listed(value, configs.LISTS[key].entries) if key in configs.LISTS else value
         dotted |= configs.in_full({key: given})
     return configs.override(values, dotted)
