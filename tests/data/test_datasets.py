@@ -1189,3 +1189,42 @@ def test_files_with_the_old_sizes_and_times_are_read_anew(tmp_path):
     for file in both:  # or the other one alone would tell
         os.utime(file, (1, 1))
     assert load(where).train.y.tolist() == [1, 1, 0, 0]
+
+
+READS = """
+from dataclasses import dataclass
+
+import fedrecall
+from fedrecall.data.datasets import Recipe
+
+
+@dataclass(frozen=True)
+class Mine(Recipe):
+    cache: bool = False
+
+    def cached(self, name, root):
+        return ("mine", "1") if self.cache else None
+
+    def read(self, name, root):
+        x, y = [[1.0], [2.0], [3.0], [4.0]], [0, 1, 0, 1]
+        return {returned}
+"""
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"), [("(x, y)", "a tuple"), ("None", "None"), ("fedrecall.from_arrays", "a function")]
+)
+@pytest.mark.parametrize("cache", ["true", "false"])
+def test_what_a_recipe_of_ones_own_returns_must_be_a_data_set(tmp_path, returned, said, cache):
+    (tmp_path / "mine.py").write_text(READS.format(returned=returned))
+    with pytest.raises(UserError, match=f"`read` returns {said}, but must return a fedrecall.Dataset"):
+        load(f"{tmp_path / 'mine.py'}:Mine:{cache}")
+
+
+@pytest.mark.parametrize("cache", ["true", "false"])
+def test_a_recipe_of_ones_own_is_read(tmp_path, cache):
+    (tmp_path / "mine.py").write_text(READS.format(returned="fedrecall.from_arrays(x, y, x, y)"))
+    for _ in range(2):  # the second time from the cache, if there is one
+        found = load(f"{tmp_path / 'mine.py'}:Mine:{cache}")
+        assert (found.train.y.tolist(), found.test.y.tolist()) == ([0, 1, 0, 1],) * 2
+        assert found.columns.mean == [2.5]

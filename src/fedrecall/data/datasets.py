@@ -105,13 +105,13 @@ def _load(
     root = _root(root)
     labels = recipe.cached(name, root)
     if labels is None:
-        return recipe.read(name, root)
+        return _read(recipe, name, root)
     whose, version = re.sub(r"[^a-zA-Z0-9_-]+", "_", labels[0]), labels[1]
     cache = _cache(cache)
     path, of_hub = (cache / f"{whose}-{v}.safetensors" for v in (version, _HUB))
     kept = store.load(path)
     if kept is None:
-        made = recipe.read(name, root)
+        made = _read(recipe, name, root)
         try:
             store.save(path, made)
         except (OSError, SafetensorError) as error:
@@ -123,6 +123,18 @@ def _load(
                 stale.unlink(missing_ok=True)
         kept = store.load(path) or made
     return kept
+
+
+def _read(recipe: Recipe, name: str, root: Path | None) -> Dataset:
+    """What a recipe reads, or UserError: a user's own may return anything."""
+    found: Any = recipe.read(name, root)
+    if not isinstance(found, Dataset):
+        kind = "None" if found is None else f"a {type(found).__name__}"
+        raise UserError(
+            f"dataset {name}: `read` returns {kind}, but must return a fedrecall.Dataset, as "
+            "fedrecall.from_arrays(x, y) makes of arrays."
+        )
+    return found
 
 
 def _root(root: Path | None) -> Path | None:
