@@ -488,6 +488,11 @@ class Folder(Recipe):
 
     def _folder(self) -> Path:
         folder = Path(self.path)
+        if files.found(folder, stat.S_ISREG):
+            raise UserError(
+                f"dataset folder: {self.path} is a file: name the folder that it lies in, "
+                f"folder:{folder.parent}."
+            )
         if not files.found(folder, stat.S_ISDIR):
             raise Missing(f"dataset folder: there is no folder {self.path}.")
         return folder
