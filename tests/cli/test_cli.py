@@ -656,6 +656,22 @@ def test_a_pictures_bubbles_have_the_areas_of_their_numbers(tmp_path, monkeypatc
     ]
 
 
+@pytest.mark.parametrize("named", ["--data-root", "FEDRECALL_DATA"])
+def test_a_root_that_is_not_there_is_said(call, monkeypatch, tmp_path, named):
+    monkeypatch.delenv("FEDRECALL_DATA", raising=False)
+    (tmp_path / "here").mkdir()
+    for root, there in (("nothere", False), ("here", True)):
+        words = ["--data-root", root] if named == "--data-root" else []
+        if not words:
+            monkeypatch.setenv("FEDRECALL_DATA", root)
+        code, out, _ = call("doctor", *words)
+        assert code == 0
+        assert (f"there is no folder {root}, which {named} names" in out) is not there
+        code, _, err = call("run", "--dataset", "cifar10", *words)
+        assert code == 2
+        assert f"there is no {'copy in' if there else 'folder'} {root};" in err
+
+
 def test_doctor_says_what_is_here(call):
     code, out, _ = call("doctor")
     assert code == 0

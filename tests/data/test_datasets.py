@@ -252,7 +252,8 @@ def test_nothing_stands_in_for_the_root_that_is_named(tmp_path, monkeypatch, onl
     if named == "environment":
         monkeypatch.setenv("FEDRECALL_DATA", str(tmp_path / place))
     root = tmp_path / place if named == "option" else None
-    with pytest.raises(UserError, match="mnist cannot be had: there is no copy in") as raised:
+    lacking = "folder" if place == "nowhere" else "copy in"
+    with pytest.raises(UserError, match=f"mnist cannot be had: there is no {lacking} /") as raised:
         load("mnist", root, cache)
     assert f"{tmp_path / place}/ylecun/mnist" in str(raised.value)
     assert not {a.name: a.here for a in available(root, cache)}["mnist"]

@@ -143,6 +143,12 @@ def _root(root: Path | None) -> Path | None:
     return files.expanded(chosen) if chosen else None
 
 
+def missing_root(root: Path | None = None) -> Path | None:
+    """The folder of local copies that this or FEDRECALL_DATA names, if there is no such folder."""
+    named = _root(root)
+    return named if named is not None and not files.found(named, stat.S_ISDIR) else None
+
+
 def _cache(cache: Path | None) -> Path:
     named = cache or os.environ.get("FEDRECALL_CACHE")
     try:
@@ -285,8 +291,9 @@ class HubImages(Recipe):
         """The folder of the local copy, or a UserError; None where no root is named: the hub has it."""
         folder = self.local(name, root)
         if folder is None and root is not None:
+            lacking = "folder" if missing_root(root) else "copy in"
             raise UserError(
-                f"the data set {name} cannot be had: there is no copy in {root}; put the parquet files of "
+                f"the data set {name} cannot be had: there is no {lacking} {root}; put the parquet files of "
                 f"{self.repository} into {root / self.repository}, or name no root (--data-root, "
                 "FEDRECALL_DATA) to have them from the hub."
             )

@@ -285,6 +285,13 @@ def doctor_command(data_root: DataRoot = None) -> None:
     shown.add_row("sinks", Text(", ".join(sinks) or "none installed: pip install 'fedrecall[sinks]'"))
     out.print(shown)
     out.print("\ndata sets that can be opened without a network:")
+    if (lacking := datasets.missing_root(data_root)) is not None:
+        named = "--data-root" if data_root is not None else "FEDRECALL_DATA"
+        out.print(
+            f"  there is no folder {lacking}, which {named} names: what is looked for there is not here.",
+            markup=False,
+            soft_wrap=True,
+        )
     for found in datasets.available(data_root):
         out.print(
             f"  {found.name:15}{'yes' if found.here else 'no ':4} {found.where}", markup=False, soft_wrap=True
