@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,30 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(values, said):
     with pytest.raises(UserError) as caught:
         configs.make(values)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"clients": 4.5}, "clients = 4.5 is not a whole number and >= 1"),
+        ({"clients": "four"}, "clients = 'four' is not a whole number"),
+        ({"rounds": 0}, "rounds = 0 must be >= 1"),
+        ({"seed": None}, "seed = None is not a whole number"),
+        ({"training": {"lr": 0.1}}, "training = {'lr': 0.1} is not Recipe"),
+        ({"precision": "float16"}, "one of float32, float64, bfloat16"),
+        ({"measures": 3}, "measures = 3 is not a list of text"),
+        ({"device": 0}, "device = 0 is not text"),
+    ],
+)
+def test_a_config_that_a_program_makes_is_checked_as_one_from_outside(values, said):
+    with pytest.raises(UserError, match=f"^config: .*{re.escape(said)}"):
+        Config(**values)
+
+
+def test_a_config_that_a_program_makes_takes_what_is_taken_from_outside():
+    assert Config(clients="4", sample="2", measures="locals") == configs.make(
+        {"clients": 4, "sample": 2, "measures": ["locals"]}
+    )
 
 
 def test_dotted_keys_reach_into_specs_and_sections():

@@ -90,7 +90,9 @@ class Config:
     """What a client's NaN does: leave it out of the round, or stop the run."""
 
     def __post_init__(self) -> None:
-        """Complete and check what depends on more than one field."""
+        """Check every field, also of a config that a program makes, and complete what depends on others."""
+        for known in specs.fields(Config):
+            object.__setattr__(self, known.name, specs.check(known, getattr(self, known.name), "config"))
         for name, registry in REGISTRIES.items():
             object.__setattr__(self, name, registry.spec(registry.make(getattr(self, name))))
         object.__setattr__(self, "model", named(self.model))

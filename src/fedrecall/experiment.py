@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -826,6 +826,20 @@ def make_model(config: Config, dataset: Examples, algorithm: FedAvg) -> Model:
     return Model(module, compute=torch.bfloat16 if config.precision == "bfloat16" else None)
 
 
+def _named_and_made(sinks: Any) -> tuple[list[str], list[Sink]]:
+    """The names among sinks, and the objects; a UserError of what is neither."""
+    several = isinstance(sinks, Iterable) and not isinstance(sinks, (str, Mapping))
+    listed = [*sinks] if several else [sinks]
+    for one in listed:
+        able = all(callable(getattr(one, method, None)) for method in ("begin", "record", "end"))
+        if not isinstance(one, str) and (isinstance(one, type) or not able):
+            raise UserError(
+                f"sinks: {specs.shown(one)} is neither a name nor an object with the methods begin, record "
+                "and end of fedrecall.experiment.Sink."
+            )
+    return [s for s in listed if isinstance(s, str)], [s for s in listed if not isinstance(s, str)]
+
+
 def run(out: Path | str | None = None, *, resume: bool = False, **settings: Any) -> Result:
     """Run one experiment: ``fedrecall.run(algorithm="fedntd", dataset="digits", rounds=10)``.
 
@@ -840,9 +854,7 @@ def run(out: Path | str | None = None, *, resume: bool = False, **settings: Any)
         settings["dataset"] = given
     sinks: list[Sink] = []
     if "sinks" in settings:
-        listed = [settings["sinks"]] if isinstance(settings["sinks"], str) else settings["sinks"]
-        sinks = [s for s in listed if not isinstance(s, str)]
-        settings["sinks"] = [s for s in listed if isinstance(s, str)]
+        settings["sinks"], sinks = _named_and_made(settings["sinks"])
     folder = RunFolder(Path(out)) if out is not None else None
     if resume and folder is not None and folder.started and settings.keys() <= {*configs.MAY_CHANGE}:
         config = configs.begun({**folder.config(), **settings})
