@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,14 @@ def test_a_share_below_one_and_a_count_above(sample, clients, expected):
         assert configs.make(configs.as_dict(made)) == configs.begun(configs.as_dict(made)) == made == direct
 
 
+@pytest.mark.parametrize("none", [(), [], "", "none", [""], ["none"]])
+@pytest.mark.parametrize("name", ["measures", "sinks"])
+def test_the_word_none_stands_for_an_empty_list(name, none):
+    made = configs.make({name: none})
+    assert getattr(made, name) == ()
+    assert configs.as_dict(made) == configs.as_dict(Config())
+
+
 def test_a_share_of_one_was_one_client_in_runs_begun_before():
     whole = configs.as_dict(configs.make({"clients": 5}))
     assert configs.begun({**whole, "sample": 1.0}).sampled == 1
@@ -56,6 +66,8 @@ def test_a_share_of_one_was_one_client_in_runs_begun_before():
         ({"global_seed": 2**32}, "global_seed = 4294967296 must be in [0, 4.29497e+09]"),
         ({"model": 3}, "model = 3 is neither a name nor a mapping"),
         ({"sinks": ["nowhere"]}, "unknown sink 'nowhere'"),
+        ({"sinks": ["none", "wandb"]}, "sinks = none stands for an empty list"),
+        ({"measures": "locals+none"}, "measures = none stands for an empty list"),
         ({"precision": "float16"}, "one of float32, float64, bfloat16"),
         ({"measures": ["nothing"]}, "unknown measure"),
         ({"training": {"momentum": 1.0}}, "momentum = 1.0 must be in [0, 1)"),
@@ -67,6 +79,30 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(values, said):
     with pytest.raises(UserError) as caught:
         configs.make(values)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"clients": 4.5}, "clients = 4.5 is not a whole number and >= 1"),
+        ({"clients": "four"}, "clients = 'four' is not a whole number"),
+        ({"rounds": 0}, "rounds = 0 must be >= 1"),
+        ({"seed": None}, "seed = None is not a whole number"),
+        ({"training": {"lr": 0.1}}, "training = {'lr': 0.1} is not Recipe"),
+        ({"precision": "float16"}, "one of float32, float64, bfloat16"),
+        ({"measures": 3}, "measures = 3 is not a list of text"),
+        ({"device": 0}, "device = 0 is not text"),
+    ],
+)
+def test_a_config_that_a_program_makes_is_checked_as_one_from_outside(values, said):
+    with pytest.raises(UserError, match=f"^config: .*{re.escape(said)}"):
+        Config(**values)
+
+
+def test_a_config_that_a_program_makes_takes_what_is_taken_from_outside():
+    assert Config(clients="4", sample="2", measures="locals") == configs.make(
+        {"clients": 4, "sample": 2, "measures": ["locals"]}
+    )
 
 
 def test_dotted_keys_reach_into_specs_and_sections():

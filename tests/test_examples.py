@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tools import reliability
@@ -144,6 +145,30 @@ def test_the_example_with_a_memory_is_fedavg_without_its_teacher_and_remembers_w
     resumed = fedrecall.run(tmp_path / "run", resume=True, rounds=3)
     for name, value in whole.weights.params.items():
         assert value.equal(resumed.weights.params[name])
+
+
+def test_a_data_set_of_ones_own_is_that_of_its_arrays(tmp_path, monkeypatch):
+    stream = np.random.default_rng(3)
+    x, y = stream.integers(0, 256, (60, 8, 8), dtype=np.uint8), np.arange(60) % 3
+    site = np.array(["north", "south", "west"])[np.arange(60) // 20]
+    np.savez(tmp_path / "scans.npz", x=x, y=y, site=site)
+    how = {"partition": "natural", "clients": 3, "sample": 2, "model": "mlp:8", "backend": "serial"}
+    monkeypatch.chdir(tmp_path)
+    own = f"{EXAMPLES / 'npz.py'}:Npz:scans.npz"
+    fedrecall.run(tmp_path / "run", dataset=own, rounds=1, **how)
+    monkeypatch.chdir(EXAMPLES)
+    resumed = fedrecall.run(tmp_path / "run", resume=True, rounds=2)
+    same = fedrecall.run(dataset=fedrecall.from_arrays(x, y, origin=site), rounds=2, **how)
+    assert resumed.federation.origins == [["north"], ["south"], ["west"]]
+    assert all(torch.equal(resumed.weights.params[n], v) for n, v in same.weights.params.items())
+    with pytest.raises(fedrecall.UserError, match="there is no file"):
+        fedrecall.run(dataset=f"{EXAMPLES / 'npz.py'}:Npz:other.npz", rounds=1, **how)
+
+
+@pytest.mark.parametrize("name", ["fedmargin", "npz"])
+def test_the_page_on_extending_shows_the_examples_as_they_are(name):
+    code = (EXAMPLES / f"{name}.py").read_text().split('"""\n\n', 1)[1]
+    assert f"```python\n{code}```" in (DOCS / "extending.md").read_text()
 
 
 def test_the_page_on_reliability_is_that_of_its_results():

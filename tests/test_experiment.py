@@ -717,3 +717,91 @@ def test_a_checkpoint_in_another_precision_is_of_another_model(tmp_path):
     folder.save(saved._replace(arrays=wide))
     with pytest.raises(UserError, match="another algorithm or model"):
         Experiment(config(), tmp_path / "run", resume=True)
+
+
+def deal(path, parts, **meta):
+    partitions.save(path, [np.array(part) for part in parts], meta)
+    return f"file:{path}"
+
+
+QUARTERS = [range(k, 160, 4) for k in range(4)]
+
+
+def dealt(path, **changes):
+    return config(**{"partition": deal(path, QUARTERS), "clients": 4, "rounds": 2} | changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"partition": "lda:0.5,min_size=1", "partition_seed": 5},
+        {"partition": "lda:0.5,min_size=1", "global_seed": 5},
+        {"algorithm": "fedssd:auxiliary_per_class=3", "partition": "iid"},
+        {"algorithm": "fedavg", "auxiliary_per_class": 2},
+        {"algorithm": "fedseq", "partition": "classes:2"},
+    ],
+)
+def test_a_runs_own_partition_file_makes_the_same_run_again_and_so_does_going_on(tmp_path, changes):
+    drawn = Experiment(config(**changes), tmp_path / "drawn").run()
+    again = changes | {"partition": f"file:{tmp_path / 'drawn' / 'partition.json'}", "partition_seed": None}
+    Experiment(config(**{**again, "rounds": 2}), tmp_path / "again").run()
+    filed = Experiment(config(**again), tmp_path / "again", resume=True).run()
+    assert same(filed.weights, drawn.weights)
+    for one, other in zip(filed.federation.parts, drawn.federation.parts, strict=True):
+        assert np.array_equal(one, other)
+    auxiliaries = filed.federation.auxiliary_part, drawn.federation.auxiliary_part
+    assert np.array_equal(*auxiliaries) if auxiliaries[1] is not None else auxiliaries[0] is None
+    held = [json.loads((tmp_path / run / "partition.json").read_text()) for run in ("again", "drawn")]
+    assert held[0] == held[1]
+
+
+def test_examples_that_a_file_gives_to_nobody_are_not_trained_on_and_serve_the_server(tmp_path):
+    few = [[k, k + 4, k + 8] for k in range(4)]
+    spec = deal(tmp_path / "p.json", few)
+    told = Experiment(config(partition=spec, clients=4, rounds=1)).run()
+    assert told.federation.counts.sum() == 12
+    with_server = config(partition=spec, clients=4, rounds=1, algorithm="fedssd:auxiliary_per_class=5")
+    auxiliary = Experiment(with_server).federation.auxiliary_part
+    assert len(auxiliary) == 20
+    assert not set(auxiliary.tolist()) & {i for part in few for i in part}
+    whole = deal(tmp_path / "whole.json", QUARTERS)
+    with pytest.raises(UserError, match=r"all but 0 examples of class 0.*--auxiliary-per-class 5 --save"):
+        Experiment(replace(with_server, partition=whole))
+
+
+def test_a_partition_file_of_other_data_is_refused(tmp_path):
+    Experiment(config(rounds=1), tmp_path / "run").run()
+    spec = f"file:{tmp_path / 'run' / 'partition.json'}"
+    for other in ("train=160,test=80,size=8,seed=1", "train=161,test=80,size=8"):
+        with pytest.raises(UserError, match="is of other data, synthetic of 160 and 80 examples"):
+            Experiment(config(partition=spec, dataset=f"synthetic:classes=4,{other}"))
+    renamed = replace(load(SMALL["dataset"]), name="mine")
+    Experiment(config(partition=spec), dataset=renamed)
+
+
+@pytest.mark.parametrize("change", ["none", "other", "damaged", "gone"])
+def test_a_run_goes_on_with_what_each_client_held_whatever_has_become_of_the_file(tmp_path, change):
+    path = tmp_path / "p.json"
+    straight = Experiment(dealt(path)).run()
+    Experiment(dealt(path, rounds=1), tmp_path / "run").run()
+    made = dealt(path)
+    if change == "other":
+        deal(path, QUARTERS[::-1])
+    elif change == "damaged":
+        path.write_text("{")
+    elif change == "gone":
+        path.unlink()
+    changed = change in ("other", "damaged")
+    with pytest.warns(RuntimeWarning, match="has changed since") if changed else warnings.catch_warnings():
+        warnings.simplefilter("always" if changed else "error")
+        resumed = Experiment(made, tmp_path / "run", resume=True).run()
+    assert same(resumed.weights, straight.weights)
+
+
+def test_a_run_does_not_go_on_by_its_file_where_its_own_copy_is_gone(tmp_path):
+    path = tmp_path / "p.json"
+    Experiment(dealt(path, rounds=1), tmp_path / "run").run()
+    (tmp_path / "run" / "partition.json").unlink()
+    with pytest.raises(UserError, match=r"partition\.json is gone, which says who held what"):
+        Experiment(dealt(path), tmp_path / "run", resume=True)

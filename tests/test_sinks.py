@@ -162,6 +162,34 @@ def test_a_round_that_was_saved_and_not_told_of_is_told_of_later(tmp_path, servi
     assert service.told[-1][1]["accuracy"] == last["accuracy"]
 
 
+@pytest.mark.parametrize("none", [[], "none", ["none"]])
+def test_a_run_goes_on_without_its_sinks_if_told_so(tmp_path, service, none):
+    fedrecall.run(tmp_path, sinks=["pocket"], **{**SMALL, "rounds": 1})
+    told = list(service.told)
+    assert fedrecall.run(tmp_path, resume=True, rounds=2, sinks=none).config.sinks == ()
+    assert service.told == told
+    assert fedrecall.run(tmp_path, resume=True, rounds=3).config.sinks == ()
+
+
+class Half:
+    def begin(self, config, history):
+        raise AssertionError("it is no sink")
+
+    def end(self):
+        raise AssertionError("it is no sink")
+
+
+@pytest.mark.parametrize(
+    "bad", [[print], print, [Half()], [Half], [None], 3, ["pocket", 3], {"name": "pocket"}]
+)
+def test_what_is_no_sink_is_one_sentence_before_the_run_begins(tmp_path, service, bad):
+    with pytest.raises(
+        UserError, match="is neither a name nor an object with the methods begin, record and end"
+    ):
+        fedrecall.run(tmp_path / "run", sinks=bad, **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_service_that_fails_is_left_and_the_run_goes_on(tmp_path, service):
     service.fails_at = 2
     with pytest.warns(RuntimeWarning, match=r"pocket gets no more of this run \(OSError: no space left\)"):

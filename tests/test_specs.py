@@ -169,6 +169,33 @@ def test_a_users_broken_file_is_their_error_not_ours(tmp_path):
     assert not [name for name in sys.modules if name.startswith("fedrecall_user_broken")]
 
 
+LATER = "def fail():\n    return {}['nothing']\n\n\nfail()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import sys\n\n1 / 0\n", "ZeroDivisionError: division by zero (broken.py, line 3); "),
+        (LATER, "KeyError: 'nothing' (broken.py, line 2); "),
+        ("x = 1\ny = (2\n", "SyntaxError: '(' was never closed (broken.py, line 2); "),
+        ("import json\n\njson.loads('{')\n", "(broken.py, line 3); "),
+        ("import no_such_package_xyz\n", "No module named 'no_such_package_xyz' (broken.py, line 1); "),
+        ("x = '\0'\n", "could not be imported: "),
+    ],
+)
+@pytest.mark.parametrize("kind", ["file", "module"])
+def test_the_line_that_fails_in_a_users_file_is_named(tmp_path, monkeypatch, text, said, kind):
+    place = f"{kind}_{tmp_path.name}".replace("-", "_")
+    (tmp_path / place).mkdir()
+    (tmp_path / place / "broken.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError) as raised:
+        REGISTRY.make(f"{tmp_path / place / 'broken.py'}:Mine" if kind == "file" else f"{place}.broken:Mine")
+    assert said in str(raised.value)
+    assert str(raised.value).endswith("; fedrecall --debug COMMAND shows the whole traceback.")
+    assert "\n" not in str(raised.value)
+
+
 def test_a_users_module_that_lacks_another_is_not_said_to_be_missing_itself(tmp_path, monkeypatch):
     name = f"needy_{tmp_path.name}".replace("-", "_")
     (tmp_path / f"{name}.py").write_text("import no_such_package_xyz\n")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from fedrecall import config as configs
+from fedrecall import specs
 from fedrecall.cli import progress as progresses
 from fedrecall.data.datasets import Dataset
 from fedrecall.errors import UserError
@@ -30,19 +32,31 @@ def run(
     dataset = given if isinstance(given, Dataset) else None
     if given is not None and dataset is None:
         settings["dataset"] = given
-    listed = settings.pop("sinks", ())
-    listed = [listed] if isinstance(listed, str) else listed
-    sinks: list[Sink] = [s for s in listed if not isinstance(s, str)]
-    if names := [s for s in listed if isinstance(s, str)]:
-        settings["sinks"] = names
+    sinks: list[Sink] = []
+    if "sinks" in settings:
+        settings["sinks"], sinks = _named_and_made(settings["sinks"])
     folder = RunFolder(Path(out)) if out is not None else None
     if resume and settings.keys() <= {*configs.MAY_CHANGE}:
         if folder is None or not folder.started:
             where = f"{out} holds no run to go on with" if folder else "resume=True needs the run's folder"
             raise UserError(f"{where}. To begin one, say of what and where: algorithm=..., out=....")
-        config = configs.begun({**folder.config(), **({"sinks": []} if sinks else {}), **settings})
+        config = configs.begun({**folder.config(), **settings})
     else:
         config = configs.make(configs.nested(settings))
     if progress:
         sinks.insert(0, progresses.shown(Console(stderr=True)))
     return Experiment(config, out, resume=resume, dataset=dataset, data_root=root, sinks=sinks).run()
+
+
+def _named_and_made(sinks: Any) -> tuple[list[str], list[Sink]]:
+    """The names among sinks, and the objects; a UserError of what is neither."""
+    several = isinstance(sinks, Iterable) and not isinstance(sinks, (str, Mapping))
+    listed = [*sinks] if several else [sinks]
+    for one in listed:
+        able = all(callable(getattr(one, method, None)) for method in ("begin", "record", "end"))
+        if not isinstance(one, str) and (isinstance(one, type) or not able):
+            raise UserError(
+                f"sinks: {specs.shown(one)} is neither a name nor an object with the methods begin, record "
+                "and end of fedrecall.experiment.Sink."
+            )
+    return [s for s in listed if isinstance(s, str)], [s for s in listed if not isinstance(s, str)]

@@ -1,7 +1,7 @@
 """The configuration of a run: one validated tree, from YAML, from the command line, from Python."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +21,9 @@ from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE, Range
 from fedrecall.training import Recipe
 
 REGISTRIES = {"algorithm": ALGORITHMS, "dataset": DATASETS, "partition": PARTITIONS}
+
+LISTS = {"measures": MEASURES, "sinks": SINKS}
+"""Settings that name any number of things."""
 
 NEEDED = (*REGISTRIES, "model", "training", "clients", "sample", "rounds", "seed")
 """Settings that every saved config has."""
@@ -72,9 +75,9 @@ class Config:
     evaluate_every: Annotated[int, AT_LEAST_ONE] = 1
     """Rounds from one evaluation on the test split to the next; forgetting looks back on these alone."""
     measures: tuple[str, ...] = ()
-    """What else to record, see `fedrecall list measures`."""
+    """What else to record, see `fedrecall list measures`; none: nothing."""
     sinks: tuple[str, ...] = ()
-    """Where else the numbers go while it runs, see `fedrecall list sinks`."""
+    """Where else the numbers go while it runs, see `fedrecall list sinks`; none: nowhere."""
     backend: str = "auto"
     """Where clients are trained: serial, processes, vectorised (a GPU's) or ray; auto chooses."""
     workers: Annotated[int | None, AT_LEAST_ONE] = None
@@ -87,16 +90,18 @@ class Config:
     """What a client's NaN does: leave it out of the round, or stop the run."""
 
     def __post_init__(self) -> None:
-        """Complete and check what depends on more than one field."""
+        """Check every field, also of a config that a program makes, and complete what depends on others."""
+        for known in specs.fields(Config):
+            object.__setattr__(self, known.name, specs.check(known, getattr(self, known.name), "config"))
         for name, registry in REGISTRIES.items():
             object.__setattr__(self, name, registry.spec(registry.make(getattr(self, name))))
         object.__setattr__(self, "model", named(self.model))
         if not (isinstance(self.model, (str, Mapping)) or hasattr(self.model, "build")):
             raise UserError(f"config: model = {specs.shown(self.model)} is neither a name nor a mapping.")
-        for measure in self.measures:
-            MEASURES.make(measure)
-        for sink in self.sinks:
-            SINKS.make(sink)
+        for name, registry in LISTS.items():
+            object.__setattr__(self, name, _several_or_none(name, getattr(self, name)))
+            for spec in getattr(self, name):
+                registry.make(spec)
         augmentation = self.augmentation
         if augmentation is None:
             augmentation = str(default_for(self.dataset["name"]))
@@ -140,6 +145,18 @@ class Config:
         """The seed of who holds which example."""
         chosen = (self.global_seed, self.partition_seed, self.seed)
         return next(s for s in chosen if s is not None)
+
+
+def _several_or_none(name: str, given: Sequence[Any]) -> tuple[Any, ...]:
+    """What a list names; the word none, or an empty text, stands for an empty list."""
+    words = ("", "none")
+    if len(given) == 1 and given[0] in words:
+        return ()
+    if "none" in given:
+        raise UserError(
+            f"config: {name} = none stands for an empty list, so that nothing else can be beside it."
+        )
+    return tuple(given)
 
 
 def sampled(sample: float, clients: int) -> int:

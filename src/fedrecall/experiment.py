@@ -147,6 +147,12 @@ class Experiment:
                 data = provenance.facts(dataset)
                 _check_data(self.folder, starts, data)
             self.federation = federate(config, dataset, self.algorithm, self.folder)
+            if self.folder is not None and self.folder.started and _file_changed(config, self.federation):
+                warnings.warn(
+                    f"{config.partition['path']} has changed since {self.folder.path} was begun, "
+                    "which goes on with what clients held then.",
+                    RuntimeWarning,
+                )
         else:
             self.federation = replace(given, dataset=normalised(config, given.dataset))
         self.model = make_model(config, self.federation.dataset, self.algorithm)
@@ -181,7 +187,8 @@ class Experiment:
         else:
             self.history = History(folder, folder.rewind(0))
             if data:
-                partitions.save(folder.path / "partition.json", *describe(self.federation))
+                parts, told = describe(self.federation)
+                partitions.save(folder.path / "partition.json", parts, {**told, "data": data})
         Inputs.of(self.federation.dataset).save(folder.path / INPUTS)
         files.write_json(folder.path / "config.json", configs.as_dict(self.config))
         start = provenance.environment(self.model.device)
@@ -523,13 +530,19 @@ def check(config: Config, out: Path | None, dataset: Dataset) -> None:
 
     Nothing is written, and nothing kept of what is built.
     """
-    folder = RunFolder(out) if out is not None else None
+    folder, given = RunFolder(out) if out is not None else None, None
     if folder is not None and folder.started:
         _check_same(folder, config)
         starts = provenance.starts(folder.path / "made.json")
         _check_data(folder, starts, provenance.facts(dataset))
         _check_rounds(folder, len(folder.metrics()), config.rounds)
-    Experiment(config, dataset=dataset).close()
+        given = federate(config, dataset, ALGORITHMS.make(config.algorithm), folder)
+        if _file_changed(config, given):
+            raise UserError(
+                f"{config.partition['path']} has changed since {folder.path} was begun: put it back, or give "
+                "another --out."
+            )
+    Experiment(config, dataset=dataset, federation=given).close()
     if folder is not None and folder.started:
         _check_code(folder, starts, provenance.code(configs.what(config)))
 
@@ -700,20 +713,16 @@ def federate(
     """Divide the data set as the config says, or as the run folder has it, on the config's device."""
     dataset = sound(dataset)
     labels = dataset.train.y.cpu().numpy()
-    seed, per_class = config.dealing_seed, auxiliary_per_class(config, algorithm)
-    rest, auxiliary = np.arange(len(labels), dtype=np.int64), None
-    if per_class:
-        rest, auxiliary = set_apart(labels, dataset.classes, per_class, seed)
-    saved = folder.path / "partition.json" if folder is not None else None
-    if saved is not None and folder is not None and folder.started and saved.exists():
-        parts, _ = partitions.load(saved, len(labels))
-        if len(parts) != config.clients:
-            raise UserError(f"{saved} is of {len(parts)} clients, but the run has {config.clients}.")
+    partition, begun = PARTITIONS.make(config.partition), _begun(config, len(labels), folder)
+    per_class = auxiliary_per_class(config, algorithm)
+    if isinstance(partition, partitions.File):
+        parts = _dealt(partition, config, dataset) if begun is None else begun
+        auxiliary = _of_nobody(labels, dataset.classes, parts, per_class, config.dealing_seed)
     else:
-        partition = PARTITIONS.make(config.partition)
-        origins = None if dataset.train.origin is None else dataset.train.origin.numpy()[rest]
-        split = partition.split(labels[rest], config.clients, seed, config.global_seed, origins)
-        parts = [rest[part] for part in split]
+        rest, auxiliary = np.arange(len(labels), dtype=np.int64), None
+        if per_class:
+            rest, auxiliary = set_apart(labels, dataset.classes, per_class, config.dealing_seed)
+        parts = _shared_out(partition, config, dataset, rest) if begun is None else begun
     augmentation = Augmentation.parse(config.augmentation or "none")
     tested = Augmentation.parse(config.test_augmentation)
     if config.normalisation != "data" and dataset.standardised:
@@ -723,6 +732,67 @@ def federate(
         )
     dataset = normalised(config, dataset).to(device_of(config))
     return Federation(dataset, parts, augmentation, DTYPES[config.precision], auxiliary, tested)
+
+
+def _file_changed(config: Config, federation: Federation) -> bool:
+    """Whether clients' examples are dealt by a file, which deals others by now."""
+    partition = PARTITIONS.make(config.partition)
+    return isinstance(partition, partitions.File) and partition.has_changed(federation.parts)
+
+
+def _begun(config: Config, examples: int, folder: RunFolder | None) -> list[np.ndarray] | None:
+    """The clients' examples in the run that was begun in the folder, if one was."""
+    if folder is None or not folder.started:
+        return None
+    saved = folder.path / "partition.json"
+    if not saved.exists():
+        if config.partition["name"] == "file":
+            raise UserError(f"{saved} is gone, which says who held what: put it back, or give another --out.")
+        return None
+    parts, _ = partitions.load(saved, examples)
+    if len(parts) != config.clients:
+        raise UserError(f"{saved} is of {len(parts)} clients, but the run has {config.clients}.")
+    return parts
+
+
+def _shared_out(
+    partition: partitions.Partition, config: Config, dataset: Dataset, rest: np.ndarray
+) -> list[np.ndarray]:
+    """The clients' examples where a partition deals these ones."""
+    labels, origin = dataset.train.y.cpu().numpy(), dataset.train.origin
+    origins = None if origin is None else origin.numpy()[rest]
+    split = partition.split(labels[rest], config.clients, config.dealing_seed, config.global_seed, origins)
+    return [rest[part] for part in split]
+
+
+def _dealt(partition: partitions.File, config: Config, dataset: Dataset) -> list[np.ndarray]:
+    """The clients' examples as a file has them, or UserError if it was written for other data."""
+    parts, meta = partition.dealt(len(dataset.train), config.clients)
+    now, then = provenance.facts(dataset), meta.get("data")
+    if isinstance(then, Mapping) and not provenance.same({**then, "name": ""}, {**now, "name": ""}):
+        raise UserError(
+            f"partition file: {partition.path} is of other data, {provenance.said(then)}, not "
+            f"{provenance.said(now)}: save one of these, with fedrecall partition --save."
+        )
+    return parts
+
+
+def _of_nobody(
+    labels: np.ndarray, classes: int, parts: Sequence[np.ndarray], per_class: int, seed: int
+) -> np.ndarray | None:
+    """The server's auxiliary examples where the clients' are given: some of those that no client has."""
+    if not per_class:
+        return None
+    free = np.setdiff1d(np.arange(len(labels), dtype=np.int64), np.concatenate(parts))
+    left = np.bincount(labels[free], minlength=classes)
+    if left.min() < per_class:
+        raise UserError(
+            f"partition file: clients have all but {left.min()} examples of class {left.argmin()}, and the "
+            f"server needs {per_class} that are nobody's: save it with fedrecall partition "
+            f"--auxiliary-per-class {per_class} --save."
+        )
+    chosen: np.ndarray = free[set_apart(labels[free], classes, per_class, seed)[1]]
+    return chosen
 
 
 def normalised(config: Config, dataset: Dataset) -> Dataset:

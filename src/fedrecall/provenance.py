@@ -114,10 +114,15 @@ def check_data(
 ) -> None:
     """Raise UserError if the run in the folder was begun on other data; ``remedy`` ends the message."""
     before = starts[-1].get("data", data) if starts else data
+    if not same(before, data):
+        raise UserError(f"{folder} was begun on other data, {said(before)}, not {said(data)}: {remedy}")
+
+
+def same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether these facts are of the same data, as far as both tell."""
     left_out = {"sketch", *({"digest", TESTED} - before.keys())}  # earlier versions had none of them
-    then, now = ({k: v for k, v in part.items() if k not in left_out} for part in (before, data))
-    if then != now or not _resembles(before, data):
-        raise UserError(f"{folder} was begun on other data, {said(before)}, not {said(now)}: {remedy}")
+    one, other = ({k: v for k, v in part.items() if k not in left_out} for part in (before, now))
+    return one == other and _resembles(before, now)
 
 
 def check_code(

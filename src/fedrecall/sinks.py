@@ -204,7 +204,10 @@ class Following:
 
     def __init__(self, service: Service, folder: Path | None):
         if importlib.util.find_spec(service.package) is None:
-            raise UserError(f"{service.package} is not installed: pip install 'fedrecall[sinks]'.")
+            raise UserError(
+                f"{service.package} is not installed: pip install 'fedrecall[sinks]', or go without it: name "
+                "the sinks that are to stay, or --sink none, which a run that is resumed takes as well."
+            )
         self._service, self._folder = service, folder
         self._log: Log | None = None
 

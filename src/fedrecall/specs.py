@@ -22,6 +22,7 @@ import operator
 import reprlib
 import sys
 import textwrap
+import traceback
 import types
 import typing
 import warnings
@@ -554,8 +555,25 @@ def module_at(place: str, user: str) -> types.ModuleType:
             raise UserError(
                 f"{user}: there is no module {place!r} to import; a file's path ends in .py."
             ) from error
-        why = f"{type(error).__name__}: {error}"
-        raise UserError(f"{user}: {place} could not be imported: {why}") from error
+        raise UserError(f"{user}: {_not_imported(place, error)}") from error
+
+
+def _not_imported(what: str, error: Exception) -> str:
+    """Why somebody's own code could not be imported, by which of its lines."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
+    theirs = [f for f in frames if f.filename not in (__file__, importlib.__file__)]
+    if isinstance(error, SyntaxError) and error.filename is not None:  # no line of theirs has been run
+        place = f" ({Path(error.filename).name}, line {error.lineno})"
+    elif theirs:
+        last = [f for f in theirs if f.filename == theirs[0].filename][-1]
+        place = f" ({Path(last.filename).name}, line {last.lineno})"
+    else:
+        place = ""
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    return (
+        f"{what} could not be imported: {type(error).__name__}: {said}{place}; "
+        "fedrecall --debug COMMAND shows the whole traceback."
+    )
 
 
 def _load_file(path: Path, user: str) -> types.ModuleType:
@@ -592,6 +610,6 @@ def load_source(path: Path, source: bytes) -> types.ModuleType:
             exec(compile(source, str(path), "exec"), module.__dict__)
         except Exception as error:
             del sys.modules[name]
-            raise UserError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
+            raise UserError(_not_imported(str(path), error)) from error
         _loaded_files[path], loaded_sources[path] = module, source
     return _loaded_files[path]

@@ -629,6 +629,48 @@ def test_partition_draws_saves_and_pictures(call, tmp_path):
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_saved_partition_is_run_and_compared_as_it_was_drawn(call, tmp_path):
+    held = [*SMALL[:2], "--clients", "8"]
+    drawn = [*held, "--partition", "lda:0.5,min_size=1", "--seed", "2"]
+    code, *_ = call("partition", *drawn, "--auxiliary-per-class", "3", "--save", "p.json")
+    assert code == 0
+    others = ["--model", "mlp:8", "--sample", "3", "--rounds", "2", "--auxiliary-per-class", "3"]
+    filed, ssd = [*held, "--partition", "file:p.json", "--seed", "2"], "fedssd:auxiliary_per_class=3"
+    for out, words in (("drawn", drawn), ("filed", filed)):
+        code, _, err = call("run", *words, *others, "--algorithm", ssd, "--out", out)
+        assert code == 0, err
+    arrays = [
+        (tmp_path / o / "checkpoints" / "round-000002.safetensors").read_bytes() for o in ("drawn", "filed")
+    ]
+    assert arrays[0] == arrays[1]
+    code, *_ = call("partition", *filed, "--auxiliary-per-class", "3", "--save", "again.json")
+    assert code == 0
+    saved, again = ((tmp_path / name).read_text() for name in ("p.json", "again.json"))
+    assert json.loads(saved)["clients"] == json.loads(again)["clients"]
+    code, _, err = call("run", *filed, "--clients", "9", "--out", "more")
+    assert (code, "is of 8 clients, not 9: give --clients 8" in err) == (2, True)
+
+
+def test_compare_plays_all_on_one_file_and_none_on_another_one(call, tmp_path):
+    words, save = (
+        [*SMALL, "--partition", "file:p.json", "--out", "all"],
+        ["--clients", "8", "--save", "p.json"],
+    )
+    call("partition", *SMALL[:2], *save)
+    code, _, err = call("compare", "fedavg", *words)
+    assert code == 0, err
+    call("partition", *SMALL[:2], "--seed", "1", *save)
+    code, _, err = call("compare", "fedavg", "fedntd", *words)
+    assert code == 2
+    assert "has changed since" in err
+    assert "put it back, or give another --out" in err
+    assert not list((tmp_path / "all").glob("fedntd*/metrics.jsonl"))
+    (tmp_path / "p.json").unlink()
+    code, out, err = call("compare", "fedavg", *words)  # which is finished
+    assert code == 0, err
+    assert "fedavg" in out
+
+
 def test_a_charts_rows_are_clients_and_its_shades_their_classes():
     counts = np.array([[8, 0, 1], [4, 2, 3], [0, 5, 0]])
     drawn = _chart(counts, ("ant", "bee", "cat"), [["oslo"], list("abcde"), []]).plain.splitlines()
@@ -673,6 +715,22 @@ def test_a_pictures_bubbles_have_the_areas_of_their_numbers(tmp_path, monkeypatc
         (1, 0, 0.25),
         (1, 1, 0.5),
     ]
+
+
+@pytest.mark.parametrize("named", ["--data-root", "FEDRECALL_DATA"])
+def test_a_root_that_is_not_there_is_said(call, monkeypatch, tmp_path, named):
+    monkeypatch.delenv("FEDRECALL_DATA", raising=False)
+    (tmp_path / "here").mkdir()
+    for root, there in (("nothere", False), ("here", True)):
+        words = ["--data-root", root] if named == "--data-root" else []
+        if not words:
+            monkeypatch.setenv("FEDRECALL_DATA", root)
+        code, out, _ = call("doctor", *words)
+        assert code == 0
+        assert (f"there is no folder {root}, which {named} names" in out) is not there
+        code, _, err = call("run", "--dataset", "cifar10", *words)
+        assert code == 2
+        assert f"there is no {'copy in' if there else 'folder'} {root};" in err
 
 
 def test_doctor_says_what_is_here(call):

@@ -39,6 +39,22 @@ def test_images_of_any_layout(x, want):
     assert torch.equal(d.std, std)
 
 
+@pytest.mark.parametrize("kind", [np.uint16, np.int16, np.int64, np.uint64, torch.int32, list])
+@pytest.mark.parametrize("x", [GREY, COLOUR, COLOUR.transpose(0, 3, 1, 2)])
+def test_images_are_the_same_in_whatever_holds_whole_numbers(x, kind):
+    held = (
+        x.tolist()
+        if kind is list
+        else x.astype(kind)
+        if isinstance(kind, type)
+        else torch.tensor(x, dtype=kind)
+    )
+    found, want = (from_arrays(images, Y) for images in (held, x))
+    assert found.train.x.dtype == torch.uint8
+    for a, b in ((found.train.x, want.train.x), (found.test.x, want.test.x), (found.mean, want.mean)):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy, lambda x: x.tolist()])
 @pytest.mark.parametrize(
     "labels", [Y, Y.tolist(), torch.from_numpy(Y), np.array([f"c{k}" for k in Y], object)]
@@ -87,8 +103,13 @@ def test_origins_and_what_stays_together():
     ("given", "said"),
     [
         ((GREY, Y, GREY), "give x_test and y_test, or neither"),
-        ((GREY / 255, Y), r"training examples are float64 of shape \[30, 6, 5\]; give images as uint8"),
-        ((GREY.astype(int), Y), r"are int64 of shape \[30, 6, 5\]; give images as uint8"),
+        (
+            (GREY / 255, Y),
+            r"training examples are float64 of shape \[30, 6, 5\]; give images as whole numbers",
+        ),
+        ((GREY.astype(int) - 1, Y), "training images have values from -1 to 254: give whole numbers from 0"),
+        ((GREY, Y, GREY.astype(np.uint16) + 9, Y), "the test images have values from 9 to 264: give whole"),
+        ((GREY > 9, Y), r"are bool of shape \[30, 6, 5\]; give images as whole numbers"),
         ((RNG.integers(0, 9, (30, 4, 6, 5), dtype=np.uint8), Y), "no axis is that of 1 or 3 channels"),
         ((TABLE, Y[:29]), r"30 training examples have labels of \[29\]: give one of each"),
         ((TABLE, Y / 2), "labels are float64; give whole numbers or names"),

@@ -252,7 +252,8 @@ def test_nothing_stands_in_for_the_root_that_is_named(tmp_path, monkeypatch, onl
     if named == "environment":
         monkeypatch.setenv("FEDRECALL_DATA", str(tmp_path / place))
     root = tmp_path / place if named == "option" else None
-    with pytest.raises(UserError, match="mnist cannot be had: there is no copy in") as raised:
+    lacking = "folder" if place == "nowhere" else "copy in"
+    with pytest.raises(UserError, match=f"mnist cannot be had: there is no {lacking} /") as raised:
         load("mnist", root, cache)
     assert f"{tmp_path / place}/ylecun/mnist" in str(raised.value)
     assert not {a.name: a.here for a in available(root, cache)}["mnist"]
@@ -1017,6 +1018,76 @@ def test_bad_csv_is_one_sentence(tmp_path, rows, said):
     assert "\n" not in str(raised.value)
 
 
+SITES = [["3,5", "-1,25e1", "12", "cat; old"], ["7,25", ",5", "8", "dog"]] * 10
+
+
+def european(path, mark, quoted=False, rows=SITES):
+    """As a spreadsheet, or R's write.csv2, writes a table where the comma is for decimals."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="", encoding="utf-8-sig") as file:
+        how = csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL
+        csv.writer(file, delimiter=mark, quoting=how).writerows(
+            [["dose, mg" if quoted else "dose", "b", "n", "label"], *rows]
+        )
+    return path.parent
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_a_table_as_spreadsheets_write_it_where_the_comma_is_for_decimals(tmp_path, mark, quoted):
+    plain = [[*(cell.replace(",", ".") for cell in row[:3]), row[3]] for row in SITES]
+    d = load(f"folder:{european(tmp_path / 'mine/train.csv', mark, quoted)}")
+    same = load(f"folder:{table(tmp_path / 'plain/train.csv', [['dose', 'b', 'n', 'label'], *plain])}")
+    points = load(f"folder:{european(tmp_path / 'points/train.csv', mark, quoted, plain)}")
+    assert d.class_names == ("cat; old", "dog")
+    assert d.columns.mean == pytest.approx([5.375, -6.0, 10.0])
+    for other in (same, points):
+        assert torch.equal(d.train.x, other.train.x)
+        assert torch.equal(d.test.y, other.test.y)
+        assert (d.columns, d.class_names) == (other.columns, other.class_names)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "a;label\n3,5;0\n1.234;1\n",
+            r"line 2: a \(3,5\) has a decimal comma and .* line 3: a \(1\.234\) a point",
+        ),
+        ("a;label\n1.234,5;0\n2;1\n", r"line 2: a = '1\.234,5' is not a finite number"),
+        ("a;label\n1,234,567;0\n2;1\n", r"line 2: a = '1,234,567' is not a finite number"),
+        ("a;b\tlabel\n1;2\t0\n", "semicolons and tabs in its first line"),
+        ("a;label\n3,5;0\n4;1;2\n", "line 3 has 3 cells, not 2"),
+        ("a;label\n3,5;0,5\n4;1\n", "the column 'label' has 0.5: a label is a class"),
+        ('a,label\n"3,5",0\n4,1\n', "a = '3,5' is not a finite number"),
+        ("a;b,label\n3,0\n4;1\n", "line 3 has 1 cells, not 2"),
+    ],
+)
+def test_what_separates_cells_or_decimals_is_not_guessed(tmp_path, text, said):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/data.csv").write_text(text)
+    with pytest.raises(UserError, match=said):
+        load(f"folder:{tmp_path / 'mine'}")
+
+
+def test_codes_with_points_may_be_labels_beside_decimal_commas(tmp_path):
+    rows = [["3,5", "1", "1", "250.0"], ["4,5", "2", "1", "E11.9"]] * 5
+    assert load(f"folder:{european(tmp_path / 'mine/d.csv', ';', rows=rows)}").class_names == (
+        "250.0",
+        "E11.9",
+    )
+
+
+def test_a_file_named_in_the_place_of_its_folder_is_told_so(tmp_path):
+    folder = table(tmp_path / "mine/data.csv", [["a", "label"], *([k, k % 2] for k in range(20))])
+    with pytest.raises(
+        UserError, match=r"data\.csv is a file: name the folder that it lies in, folder:.*/mine\.$"
+    ):
+        load(f"folder:{folder / 'data.csv'}")
+    with pytest.raises(UserError, match=r"there is no folder .*/none\.$"):
+        load(f"folder:{tmp_path / 'none'}")
+
+
 def test_large_whole_labels_stay_apart(tmp_path):
     first = 2**53
     rows = [["a", "label"], *([i, first + i % 4] for i in range(40))]
@@ -1189,3 +1260,42 @@ def test_files_with_the_old_sizes_and_times_are_read_anew(tmp_path):
     for file in both:  # or the other one alone would tell
         os.utime(file, (1, 1))
     assert load(where).train.y.tolist() == [1, 1, 0, 0]
+
+
+READS = """
+from dataclasses import dataclass
+
+import fedrecall
+from fedrecall.data.datasets import Recipe
+
+
+@dataclass(frozen=True)
+class Mine(Recipe):
+    cache: bool = False
+
+    def cached(self, name, root):
+        return ("mine", "1") if self.cache else None
+
+    def read(self, name, root):
+        x, y = [[1.0], [2.0], [3.0], [4.0]], [0, 1, 0, 1]
+        return {returned}
+"""
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"), [("(x, y)", "a tuple"), ("None", "None"), ("fedrecall.from_arrays", "a function")]
+)
+@pytest.mark.parametrize("cache", ["true", "false"])
+def test_what_a_recipe_of_ones_own_returns_must_be_a_data_set(tmp_path, returned, said, cache):
+    (tmp_path / "mine.py").write_text(READS.format(returned=returned))
+    with pytest.raises(UserError, match=f"`read` returns {said}, but must return a fedrecall.Dataset"):
+        load(f"{tmp_path / 'mine.py'}:Mine:{cache}")
+
+
+@pytest.mark.parametrize("cache", ["true", "false"])
+def test_a_recipe_of_ones_own_is_read(tmp_path, cache):
+    (tmp_path / "mine.py").write_text(READS.format(returned="fedrecall.from_arrays(x, y, x, y)"))
+    for _ in range(2):  # the second time from the cache, if there is one
+        found = load(f"{tmp_path / 'mine.py'}:Mine:{cache}")
+        assert (found.train.y.tolist(), found.test.y.tolist()) == ([0, 1, 0, 1],) * 2
+        assert found.columns.mean == [2.5]

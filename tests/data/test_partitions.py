@@ -322,3 +322,48 @@ def test_what_is_left_of_a_class_goes_to_any_of_its_owners():
         counts = counts_of("classes:2", labels, 2, seed)
         larger |= {(c, int(counts[:, c].argmax())) for c in range(2)}
     assert larger == {(c, k) for c in range(2) for k in range(2)}
+
+
+def written(path, clients, **meta):
+    path.write_text(json.dumps({"format": "fedrecall partition 1", "meta": meta, "clients": clients}))
+    return f"file:{path}"
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@given(sizes=st.lists(st.integers(60, 150), min_size=2, max_size=7), clients=st.integers(4, 9))
+@settings(max_examples=5, deadline=None)
+def test_a_file_deals_what_was_saved_whatever_the_seed(tmp_path_factory, spec, sizes, clients):
+    labels, path = labels_of(sizes), tmp_path_factory.mktemp("saved") / "p.json"
+    parts = PARTITIONS.make(spec).split(labels, clients, 3)
+    partitions.save(path, parts, {})
+    for seed in (3, 4):
+        again = PARTITIONS.make(f"file:{path}").split(labels, clients, seed)
+        assert [p.tolist() for p in again] == [p.tolist() for p in parts]
+        assert all(p.dtype == np.int64 for p in again)
+
+
+def test_a_file_may_be_written_by_hand_in_any_order_and_leave_examples_out(tmp_path):
+    partition = PARTITIONS.make(written(tmp_path / "p.json", [[5, 0], [3]]))
+    assert [p.tolist() for p in partition.split(np.arange(7) % 2, 2, 0)] == [[0, 5], [3]]
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ([[0], [1], [2]], "is of 3 clients, not 2: give --clients 3."),
+        ([[0, 1], []], "gives client 1 no example"),
+        ([[0], [4]], "names example 4, but there are 4"),
+        ([[0], [1, 0]], "gives one example to two clients"),
+    ],
+)
+def test_a_file_that_cannot_deal_these_examples_is_a_sentence(tmp_path, held, said):
+    with pytest.raises(UserError, match=said):
+        PARTITIONS.make(written(tmp_path / "p.json", held)).split(np.arange(4) % 2, 2, 0)
+
+
+def test_a_file_that_is_not_there_is_a_sentence_and_begins_with_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    partition = PARTITIONS.make("file:sub/p.json")
+    assert partition.path == str(tmp_path / "sub" / "p.json")
+    with pytest.raises(UserError, match=r"sub/p\.json cannot be read: No such file"):
+        partition.split(np.arange(4) % 2, 2, 0)

@@ -179,6 +179,13 @@ def test_divided_nodes_hold_what_clients_of_one_machine_hold():
     assert np.array_equal(tested, everything)
 
 
+def test_a_node_reads_no_file_that_a_servers_partition_names(tmp_path):
+    config = configs.make({"clients": 3, "sample": 3, "partition": f"file:{tmp_path / 'p.json'}"})
+    with pytest.raises(UserError, match="partition is a file of another machine"):
+        Silo(Node(client=0, data="digits", divide=True, device="cpu"), config)
+    Silo(Node(client=0, data="digits", device="cpu"), config)  # which holds what it holds
+
+
 def test_divided_nodes_may_hold_a_site_each(tmp_path):
     rows = "".join(f"{k},{'ab'[k % 2]},{('north', 'south')[k // 30]},p{k // 3}\n" for k in range(60))
     (tmp_path / "all.csv").write_text(f"height,label,site,patient\n{rows}")

@@ -124,7 +124,7 @@ def test_rows_of_a_table_are_moved_and_scaled_as_the_training_rows_were(table, t
     assert result.accuracy > 0.8
     trained = fedrecall.trained(tmp_path / "run")
     assert trained.inputs.columns == ("when", "always", "share")
-    lines = [cells for _, _, cells in folders.csv_lines(table / "test.csv")]
+    lines = [cells for _, _, cells, _ in folders.csv_lines(table / "test.csv")]
     rows = np.array([[float(a), float(b), float(d)] for a, b, _, d in lines])
     found = np.mean([p == c[2] for p, c in zip(trained.predict(rows), lines, strict=True)])
     assert found == result.accuracy

@@ -14,8 +14,6 @@ from fedrecall import specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.errors import UserError
-from fedrecall.measures import MEASURES
-from fedrecall.sinks import SINKS
 from fedrecall.training import Recipe
 
 Settings = dict[str, Any]
@@ -37,18 +35,47 @@ _PANELS = {
     "Running": ("backend", "workers", "device", "checkpoint_every", "on_failure"),
 }
 _SINGULAR = {"measures": "measure", "sinks": "sink"}
-_SEVERAL = {"measures": MEASURES, "sinks": SINKS}
 
 
 def several(text: str, names: Container[str]) -> list[str]:
-    """The specs in one option; a comma begins another one unless it separates values of the one before."""
+    """The specs in one option; a comma begins another one unless it separates values of the one before.
+
+    Neither does it within a path, which has a slash: ``./a,b.py:Mine``.
+    """
     found: list[str] = []
     for part in text.split(","):
-        if found and ":" in found[-1] and part.partition(":")[0].strip() not in names:
+        last = found[-1] if found else ""
+        if _is_cut(last, names) or (_has_values(last, names) and not _begins(part.strip(), names)):
             found[-1] += f",{part}"
         else:
             found.append(part.strip())
     return found
+
+
+def _listed(text: str, names: Container[str]) -> list[str]:
+    """As `several`, of what may also be joined by + as the values of any other setting are."""
+    return [one for part in text.split("+") for one in several(part, names)]
+
+
+def _begins(part: str, names: Container[str]) -> bool:
+    """Whether it names one of these or a class of somebody's own, which http://host:80 does not."""
+    place, _, rest = part.partition(":")
+    cls = rest.partition(":")[0]
+    if place in names or not cls.isidentifier() or "=" in place:
+        return place in names
+    in_module = all(word.isidentifier() for word in place.split(".")) and cls.lstrip("_")[:1].isupper()
+    return place.endswith(".py") or in_module
+
+
+def _has_values(spec: str, names: Container[str]) -> bool:
+    """Whether values of it have begun: the first colon in file.py:Class is not theirs."""
+    place, colon, rest = spec.partition(":")
+    return bool(colon) if place in names else ":" in rest
+
+
+def _is_cut(spec: str, names: Container[str]) -> bool:
+    """Whether it can only be the beginning of a path that has a comma."""
+    return "/" in spec and ":" not in spec and spec not in names and not spec.endswith(".py")
 
 
 def _shown(default: Any) -> str:
@@ -99,7 +126,7 @@ def with_config(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
         @functools.wraps(command)
         def wrapped(**values: Any) -> None:
             given = {p.name: values.pop(p.name) for p in added}
-            for name, registry in _SEVERAL.items():
+            for name, registry in configs.LISTS.items():
                 if given.get(name):
                     given[name] = [one for text in given[name] for one in several(text, registry.entries)]
             command(settings={k: v for k, v in given.items() if v is not None}, **values)
@@ -137,5 +164,6 @@ def gather(
         key, equals, value = assignment.partition("=")
         if not equals or not key:
             raise UserError(f"-s {shlex.quote(assignment)}: give key=value, such as -s training.lr=0.1.")
-        dotted |= configs.in_full({key: value})
+        given = _listed(value, configs.LISTS[key].entries) if key in configs.LISTS else value
+        dotted |= configs.in_full({key: given})
     return configs.override(values, dotted)

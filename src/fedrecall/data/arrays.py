@@ -61,8 +61,8 @@ def from_arrays(
 
 def _rows(split: str, x: Any, y: Any, origin: Any, unit: Any) -> Rows:
     held = _array(x)
-    if held.dtype == np.uint8 and held.ndim in (3, 4):
-        held = _images(split, held)
+    if held.dtype.kind in "iu" and held.ndim in (3, 4):
+        held = _images(split, _pixels(split, held))
     elif held.ndim == 2 and held.dtype.kind in "fiu":
         held = held.astype(np.float64)
         if not np.isfinite(held).all():
@@ -70,7 +70,8 @@ def _rows(split: str, x: Any, y: Any, origin: Any, unit: Any) -> Rows:
     else:
         raise UserError(
             f"from_arrays: the {split} examples are {held.dtype} of shape {list(held.shape)}; give images as "
-            "uint8 of [n, H, W], [n, H, W, C] or [n, C, H, W], and rows as numbers of [n, F]."
+            "whole numbers from 0 to 255 of [n, H, W], [n, H, W, C] or [n, C, H, W], and rows as numbers of "
+            "[n, F]."
         )
     where = [f"{split} example {i}" for i in range(len(held))]
     labels = _column(split, "labels", y, len(held))
@@ -103,6 +104,16 @@ def _array(values: Any) -> np.ndarray[Any, Any]:
         return np.asarray(values)
     except ValueError as error:
         raise UserError(f"from_arrays: what is given is no array: {error}.") from error
+
+
+def _pixels(split: str, held: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """As uint8, whatever holds them."""
+    if held.size and not 0 <= held.min() <= held.max() <= 255:
+        raise UserError(
+            f"from_arrays: the {split} images have values from {held.min()} to {held.max()}: give whole "
+            "numbers from 0 to 255."
+        )
+    return held.astype(np.uint8, copy=False)
 
 
 def _images(split: str, held: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

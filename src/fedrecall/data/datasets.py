@@ -106,13 +106,13 @@ def _load(
     root = _root(root)
     labels = recipe.cached(name, root)
     if labels is None:
-        return recipe.read(name, root)
+        return _read(recipe, name, root)
     whose, version = re.sub(r"[^a-zA-Z0-9_-]+", "_", labels[0]), labels[1]
     cache = _cache(cache)
     path, of_hub = (cache / f"{whose}-{v}.safetensors" for v in (version, _HUB))
     kept = store.load(path)
     if kept is None:
-        made = recipe.read(name, root)
+        made = _read(recipe, name, root)
         try:
             store.save(path, made)
         except (OSError, SafetensorError) as error:
@@ -126,10 +126,28 @@ def _load(
     return kept
 
 
+def _read(recipe: Recipe, name: str, root: Path | None) -> Dataset:
+    """What a recipe reads, or UserError: a user's own may return anything."""
+    found: Any = recipe.read(name, root)
+    if not isinstance(found, Dataset):
+        kind = "None" if found is None else f"a {type(found).__name__}"
+        raise UserError(
+            f"dataset {name}: `read` returns {kind}, but must return a fedrecall.Dataset, as "
+            "fedrecall.from_arrays(x, y) makes of arrays."
+        )
+    return found
+
+
 def _root(root: Path | None) -> Path | None:
     named = os.environ.get("FEDRECALL_DATA")
     chosen = root or named
     return files.expanded(chosen) if chosen else None
+
+
+def missing_root(root: Path | None = None) -> Path | None:
+    """The folder of local copies that this or FEDRECALL_DATA names, if there is no such folder."""
+    named = _root(root)
+    return named if named is not None and not files.found(named, stat.S_ISDIR) else None
 
 
 def _cache(cache: Path | None) -> Path:
@@ -274,8 +292,9 @@ class HubImages(Recipe):
         """The folder of the local copy, or a UserError; None where no root is named: the hub has it."""
         folder = self.local(name, root)
         if folder is None and root is not None:
+            lacking = "folder" if missing_root(root) else "copy in"
             raise UserError(
-                f"the data set {name} cannot be had: there is no copy in {root}; put the parquet files of "
+                f"the data set {name} cannot be had: there is no {lacking} {root}; put the parquet files of "
                 f"{self.repository} into {root / self.repository}, or name no root (--data-root, "
                 "FEDRECALL_DATA) to have them from the hub."
             )
@@ -478,6 +497,11 @@ class Folder(Recipe):
 
     def _folder(self) -> Path:
         folder = Path(self.path)
+        if files.found(folder, stat.S_ISREG):
+            raise UserError(
+                f"dataset folder: {self.path} is a file: name the folder that it lies in, "
+                f"folder:{folder.parent}."
+            )
         if not files.found(folder, stat.S_ISDIR):
             raise Missing(f"dataset folder: there is no folder {self.path}.")
         return folder

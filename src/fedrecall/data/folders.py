@@ -11,6 +11,7 @@ import stat
 import tempfile
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ def read_csv(folder: Path, files: list[Path], label: str, image: str, told: Told
         splits.setdefault(split, Rows())
         for path in paths:
             listing = split_of(path.relative_to(top)) is None
-            for header, line, cells in csv_lines(path):
+            for header, line, cells, decimals in csv_lines(path):
                 if not columns:
                     columns = header
                     besides = *told.columns, *told.ignoring(columns)
@@ -174,7 +175,7 @@ def read_csv(folder: Path, files: list[Path], label: str, image: str, told: Told
                 picture = values.get(image, "")
                 part = (pictured and listing and _part_of(top, path, picture)) or split
                 rows = splits.setdefault(part, Rows())
-                rows.y.append(written)
+                rows.y.append(decimals.of_label(written))
                 rows.where.append(where)
                 told.note(rows, values, where)
                 for name in besides:
@@ -182,7 +183,9 @@ def read_csv(folder: Path, files: list[Path], label: str, image: str, told: Told
                 if pictured:
                     rows.x.append(decode(_bytes(_inside(folder, path, picture), where), where, size))
                 else:
-                    rows.x.append(numbers(values, where, "; ignore=COLUMN+COLUMN leaves columns out"))
+                    rows.x.append(
+                        numbers(values, where, decimals, "; ignore=COLUMN+COLUMN leaves columns out")
+                    )
     splits = _for_testing(folder, splits)
     _whole_numbers(splits, label)
     left = told.ignoring(columns)
@@ -217,11 +220,56 @@ def _for_testing(folder: Path, splits: dict[str, Rows]) -> dict[str, Rows]:
     return splits
 
 
-def csv_lines(path: Path) -> Iterator[tuple[list[str], int, list[str]]]:
-    """The header, a line's number and its cells, of every line after the header."""
+_DECIMAL = re.compile(r"[+-]?[0-9]*[.,][0-9]+([eE][+-]?[0-9]+)?")
+
+
+@dataclass
+class Decimals:
+    """How one file writes decimals: with points, or, if commas do not separate its cells, all with commas."""
+
+    commas: bool
+    """Whether they may be commas."""
+    seen: dict[str, str] = field(default_factory=dict)
+    """Where each of the two was seen first."""
+
+    def pointed(self, written: str, where: str) -> str:
+        """A number with a point, or UserError where the file has both: 1.234 may be a thousand there."""
+        if not self.commas or not _DECIMAL.fullmatch(written.strip()):
+            return written
+        self.seen.setdefault("," if "," in written else ".", f"{where} ({written.strip()})")
+        if len(self.seen) == 2:
+            raise UserError(
+                f"{self.seen[',']} has a decimal comma and {self.seen['.']} a point: write all numbers of a "
+                "file alike, and no points between thousands."
+            )
+        return written.replace(",", ".")
+
+    def of_label(self, written: str) -> str:
+        """A label, with a point if it is a number: names, and codes such as 250.0, may have either."""
+        return written.replace(",", ".") if self.commas and _DECIMAL.fullmatch(written) else written
+
+
+def _separator(line: str, path: Path) -> str:
+    """What separates the cells of a file with this first line: without a comma semicolons or tabs may.
+
+    Spreadsheets write these where the comma is for decimals.
+    """
+    bare = re.sub('"[^"]*"', "", line)
+    found = [mark for mark in ";\t" if mark in bare and "," not in bare]
+    if len(found) == 2:
+        raise UserError(
+            f"{path} has semicolons and tabs in its first line: separate all cells by one of them."
+        )
+    return found[0] if found else ","
+
+
+def csv_lines(path: Path) -> Iterator[tuple[list[str], int, list[str], Decimals]]:
+    """Of every line after the header: the header, the line's number, its cells, how decimals are written."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
+            separator = _separator(file.readline(), path)
+            file.seek(0)
+            reader, decimals = csv.reader(file, strict=True, delimiter=separator), Decimals(separator != ",")
             header = next(reader, None)
             if header is None:
                 raise UserError(f"{path} is empty.")
@@ -235,7 +283,7 @@ def csv_lines(path: Path) -> Iterator[tuple[list[str], int, list[str]]]:
                     raise UserError(
                         f"{path} line {reader.line_num} has {len(cells)} cells, not {len(header)}."
                     )
-                yield header, reader.line_num, cells
+                yield header, reader.line_num, cells, decimals
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text: {error.reason}.") from error
     except csv.Error as error:
@@ -261,14 +309,15 @@ def _inside(folder: Path, table: Path, written: str) -> Path:
     return path
 
 
-def numbers(values: dict[str, str], where: str, remedy: str = "") -> Any:
+def numbers(values: dict[str, str], where: str, decimals: Decimals, remedy: str = "") -> Any:
     """The columns' values as numbers."""
     if not values:
         raise UserError(f"{where} has a label and nothing to learn it from.")
     out = np.empty(len(values), np.float64)
     for i, (column, written) in enumerate(values.items()):
+        number = decimals.pointed(written, f"{where}: {column}")
         try:
-            out[i] = float(written) if "_" not in written else math.nan  # 1_0 is 10 in Python alone
+            out[i] = float(number) if "_" not in written else math.nan  # 1_0 is 10 in Python alone
         except ValueError:
             out[i] = math.nan
         if not math.isfinite(out[i]):

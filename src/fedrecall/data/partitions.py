@@ -7,6 +7,7 @@ complete by construction. It depends on the labels, the number of clients and th
 from __future__ import annotations
 
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ PARTITIONS = Registry(
         "classes": "fedrecall.data.partitions:Classes",
         "exdir": "fedrecall.data.partitions:ExDir",
         "natural": "fedrecall.data.partitions:Natural",
+        "file": "fedrecall.data.partitions:File",
     },
     base="fedrecall.data.partitions:Partition",
 )
@@ -310,6 +312,59 @@ class Natural(Partition):
             return place.astype(np.int64)
         client = rng.permutation(np.repeat(np.arange(clients), even(len(there), clients)))
         return client[place]
+
+
+@dataclass(frozen=True)
+class File(Partition):
+    """Every client holds what a file gives it, one of `fedrecall partition --save` or a run's partition.json.
+
+    Examples that it gives to no client are not trained on; the server's auxiliary ones are of these. A run
+    keeps its own copy and goes on with that.
+    """
+
+    path: str
+    """The file: {"format": "fedrecall partition 1", "meta": {}, "clients": [[0, 2, ...], ...]}."""
+
+    def __post_init__(self) -> None:
+        """A run may be begun from elsewhere."""
+        object.__setattr__(self, "path", os.path.abspath(files.expanded(self.path)))
+
+    def owners(self, labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
+        """Never: of some examples there may be none."""
+        raise UserError("partition file gives examples to clients by itself: use its method `dealt`.")
+
+    def split(
+        self,
+        labels: ArrayLike,
+        clients: int,
+        seed: int,
+        global_seed: int | None = None,
+        origins: Ints | None = None,
+    ) -> list[Ints]:
+        """The examples of every client: disjoint, ascending, at least one each; no seed has a part in it."""
+        return self.dealt(len(_labels(labels)), clients)[0]
+
+    def dealt(self, examples: int, clients: int) -> tuple[list[Ints], dict[str, Any]]:
+        """The examples of every client, and the file's meta data."""
+        parts, meta = load(Path(self.path), examples)
+        if len(parts) != clients:
+            raise UserError(
+                f"partition file: {self.path} is of {len(parts)} clients, not {clients}: give --clients "
+                f"{len(parts)}."
+            )
+        if empty := [k for k, part in enumerate(parts) if not len(part)]:
+            raise UserError(f"partition file: {self.path} gives client {empty[0]} no example: take it out.")
+        return [np.sort(part) for part in parts], meta
+
+    def has_changed(self, parts: Sequence[Ints]) -> bool:
+        """Whether the file, if it is still there, deals otherwise than this."""
+        if not files.found(Path(self.path)):
+            return False
+        try:
+            now, _ = load(Path(self.path))
+        except UserError:
+            return True
+        return len(now) != len(parts) or not all(map(np.array_equal, map(np.sort, now), map(np.sort, parts)))
 
 
 # Pieces that partitions are made of.

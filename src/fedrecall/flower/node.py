@@ -97,6 +97,11 @@ class Silo:
         if node.divide:
             if node.client >= config.clients:
                 raise UserError(f"it is client {node.client}, but the run has {config.clients} clients.")
+            if config.partition["name"] == "file":
+                raise UserError(
+                    "the run's partition is a file of another machine, by which no node divides data: name "
+                    "another partition."
+                )
             whole = federate(config, dataset, ALGORITHMS.make(config.algorithm))
             part = whole.parts[node.client]
             mine = slice(node.client, None, config.clients)

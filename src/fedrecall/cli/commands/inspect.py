@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrecall import config as configs
-from fedrecall import files, payloads, privacy, specs, trees
+from fedrecall import files, payloads, privacy, provenance, specs, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.backends import BACKENDS
 from fedrecall.cli.app import app, out
@@ -24,7 +24,7 @@ from fedrecall.data import datasets, partitions
 from fedrecall.data.datasets import DATASETS
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError, nearest
-from fedrecall.experiment import federate
+from fedrecall.experiment import describe, federate
 from fedrecall.measures import MEASURES
 from fedrecall.models import kernels
 from fedrecall.models.model import Model
@@ -215,11 +215,10 @@ def partition_command(
         shown.add_row(what, f"{values_.min()}", f"{np.median(values_):g}", f"{values_.max()}")
     out.print(shown)
     if save is not None:
-        meta = {"dataset": config.dataset, "partition": config.partition, "clients": config.clients}
-        if federation.origins is not None:
-            meta["origins"] = federation.origins
+        parts, told = describe(federation)
+        settings = {key: getattr(config, key) for key in ("dataset", "partition", "clients", "seed")}
         with files.placing(save):
-            partitions.save(save, federation.parts, {**meta, "seed": config.seed})
+            partitions.save(save, parts, {**settings, **told, "data": provenance.facts(dataset)})
         out.print(f"partition: {save}", markup=False)
     if picture is not None:
         draw_partition(counts, dataset.class_names, picture)
@@ -286,6 +285,13 @@ def doctor_command(data_root: DataRoot = None) -> None:
     shown.add_row("sinks", Text(", ".join(sinks) or "none installed: pip install 'fedrecall[sinks]'"))
     out.print(shown)
     out.print("\ndata sets that can be opened without a network:")
+    if (lacking := datasets.missing_root(data_root)) is not None:
+        named = "--data-root" if data_root is not None else "FEDRECALL_DATA"
+        out.print(
+            f"  there is no folder {lacking}, which {named} names: what is looked for there is not here.",
+            markup=False,
+            soft_wrap=True,
+        )
     for found in datasets.available(data_root):
         out.print(
             f"  {found.name:15}{'yes' if found.here else 'no ':4} {found.where}", markup=False, soft_wrap=True

@@ -111,14 +111,14 @@ def _rows(path: Path, trained: Trained) -> tuple[list[str], Tensor]:
     if path.suffix.lower() != ".csv":
         raise UserError(f"the model was trained on a table: give CSV files, not {path}.")
     where, rows = list[str](), list[np.ndarray]()
-    for header, line, cells in folders.csv_lines(path):
+    for header, line, cells, decimals in folders.csv_lines(path):
         wanted = trained.inputs.columns or header
         missing = next((column for column in wanted if column not in header), None)
         if missing is not None:
             raise UserError(f"{path} has no column {missing!r}, which the model was trained on.")
         values = dict(zip(header, cells, strict=True))
         where.append(f"{path} line {line}")
-        rows.append(folders.numbers({column: values[column] for column in wanted}, where[-1]))
+        rows.append(folders.numbers({column: values[column] for column in wanted}, where[-1], decimals))
     if not rows:
         raise UserError(f"{path} has no rows.")
     return where, torch.from_numpy(np.stack(rows))
