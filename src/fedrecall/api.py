@@ -6,11 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from fedrecall import config as configs
 from fedrecall import specs
-from fedrecall.cli import progress as progresses
 from fedrecall.data.datasets import Dataset
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment, Result, Sink
@@ -44,8 +41,19 @@ def run(
     else:
         config = configs.make(configs.nested(settings))
     if progress:
-        sinks.insert(0, progresses.shown(Console(stderr=True)))
+        sinks = [*_shown(), *sinks]
     return Experiment(config, out, resume=resume, dataset=dataset, data_root=root, sinks=sinks).run()
+
+
+def _shown() -> list[Sink]:
+    """Who shows how a run goes; nobody on a machine that has torch and little else."""
+    try:
+        from rich.console import Console
+
+        from fedrecall.cli import progress
+    except ModuleNotFoundError:
+        return []
+    return [progress.shown(Console(stderr=True))]
 
 
 def _named_and_made(sinks: Any) -> tuple[list[str], list[Sink]]:

@@ -2,19 +2,23 @@
 
 import gc
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from tests.torture.watch import descriptors, resident
 
 import fedrecall
+from fedrecall.data.datasets import load
 
 EVERY = {
     "locals": 1,
     "personal": 1,
     "divergence": 1,
     "confusion": 1,
+    "sites": 1,
     "chain": 2,
     "diversity": 2,
     "alignment": 10,
@@ -56,8 +60,10 @@ def long_run(folder: Path, rounds: int, gauge: Gauge, **changes: Any) -> Any:
     """Digits with every measure on."""
     measures = [f"{name}:{min(every, max(rounds // 2, 1))}" for name, every in EVERY.items()]
     measures[-1] += ",examples=100,draws=1,iterations=5"
+    digits = load("digits")
+    seen = replace(digits.test, origin=torch.arange(len(digits.test)) % 3)
     values: dict[str, Any] = {
-        "dataset": "digits",
+        "dataset": replace(digits, test=seen, origins=("a", "b", "c")),
         "model": "mlp:4",
         "clients": 50,
         "sample": 2,
