@@ -1,11 +1,14 @@
 """What a program of one's own begins with."""
 
+import io
 import re
 
 import pytest
 import torch
+from rich.console import Console
 
 import fedrecall
+from fedrecall.cli import progress
 from fedrecall.data.datasets import load
 from fedrecall.errors import UserError
 
@@ -26,6 +29,23 @@ def test_a_run_says_how_it_goes_on_the_error_stream(capfd):
     assert re.search(r"fedavg seed 0: 2 rounds\n(.*\n)*round 2/2  accuracy [\d.]+%", err)
     fedrecall.run(rounds=2, progress=False, **SMALL)
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_a_program_prints_stays_where_it_prints(capsys):
+    """Beside a bar, which is on the error stream."""
+    bar = progress.shown(Console(file=io.StringIO(), force_terminal=True))
+    bar.begin({"algorithm": {"name": "fedavg"}, "seed": 0, "rounds": 2}, [])
+    print("mine")
+    bar.end()
+    assert capsys.readouterr().out == "mine\n"
+
+
+def test_a_closed_stream_ends_no_training():
+    shown = io.StringIO()
+    sink = progress.shown(Console(file=shown))
+    shown.close()
+    with pytest.warns(RuntimeWarning, match="progress cannot be shown any more"):
+        sink.begin({"algorithm": {"name": "fedavg"}, "seed": 0, "rounds": 2}, [])
 
 
 def test_what_there_is_none_of_is_not_gone_on_with(tmp_path):

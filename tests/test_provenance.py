@@ -254,6 +254,22 @@ def test_what_a_class_does_not_use_is_no_part_of_its_code(home, tmp_path):
         fedrecall.trained(tmp_path / "run")
 
 
+def test_what_an_earlier_version_noted_of_a_whole_file_is_still_known(home, tmp_path):
+    folder, *_ = home
+    mine, made = folder / "mine.py", tmp_path / "run" / "made.json"
+    mine.write_text(mine.read_text() + ANOTHER.replace("HALF = 0.5", ""))
+    play(tmp_path / "run", f"{mine}:Mine", 1)
+    (now,) = code({"algorithm": f"{mine}:Mine"}).values()
+    assert now != now.whole
+    starts = json.loads(made.read_text())
+    assert starts[-1]["code"] == {"mine.py:Mine": now}
+    starts[-1]["code"]["mine.py:Mine"] = now.whole
+    made.write_text(json.dumps(starts))
+    fedrecall.trained(tmp_path / "run")
+    play(tmp_path / "run", f"{mine}:Mine", 2)
+    assert json.loads(made.read_text())[-1]["code"] == {"mine.py:Mine": now}
+
+
 @pytest.mark.parametrize(
     ("text", "used"),
     [

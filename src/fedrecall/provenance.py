@@ -134,7 +134,7 @@ def check_code(
     """
     before = starts[-1].get("code", {}) if starts else {}
     for name, digest in before.items():
-        if code.get(name, digest) != digest:
+        if differs(digest, code.get(name, digest)):
             raise UserError(
                 f"{folder} was begun with other code than {name} has now: put that back{remedy}. "
                 f"To go on with the new code all the same, delete {folder / 'made.json'}."
@@ -204,6 +204,18 @@ def git_revision(code: Path = Path(__file__)) -> str | None:
 # The code of a run's owner: an algorithm, a network, a data set of their own.
 
 
+class Digest(str):
+    """Of code that something depends on."""
+
+    whole: str
+    """That of the whole of its file, which earlier versions noted."""
+
+
+def differs(then: str, now: str) -> bool:
+    """Whether a digest that a run noted is not of the code there is now."""
+    return then not in (now, getattr(now, "whole", now))
+
+
 def code(config: Mapping[str, Any]) -> dict[str, str]:
     """A digest of what the config names of somebody's own, by file or module and name.
 
@@ -212,11 +224,17 @@ def code(config: Mapping[str, Any]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for text, module in modules(config):
-        digest = hashlib.blake2b(digest_size=8)
-        for one in sorted(set(sources(module, _attribute(text)).values())):
-            digest.update(one)
-        found[named(text)] = digest.hexdigest()
+        digest = Digest(_digest(sources(module, _attribute(text))))
+        digest.whole = _digest(sources(module))
+        found[named(text)] = digest
     return found
+
+
+def _digest(sources: Mapping[str, bytes]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for one in sorted(set(sources.values())):
+        digest.update(one)
+    return digest.hexdigest()
 
 
 def modules(value: Any) -> Iterator[tuple[str, types.ModuleType]]:

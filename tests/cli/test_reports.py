@@ -264,11 +264,14 @@ def test_watch_says_whose_test_examples_are_missing(tmp_path):
 
 
 def test_watch_says_at_which_site_the_model_is_worst(tmp_path):
-    follower = watch.Follower(Run(write(tmp_path / "run")))
-    follower.look()
-    for share, record in zip((0.5, 0.25), follower.records[-2:], strict=True):
+    metrics = write(tmp_path / "run") / "metrics.jsonl"
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for share, record in zip((0.5, 0.25), records[-2:], strict=True):
         numbers = {key: [0.75, share] for key in ("examples", "accuracy", "balanced_accuracy")}
         record["measures"]["sites"] = {"sites": ["north", "so\x1b[2Juth"], **numbers}
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    follower = watch.Follower(Run(tmp_path / "run"))
+    follower.look()
     console = Console(width=200, force_terminal=False, record=True, file=io.StringIO())
     console.print(watch.view(follower, 200))
     (line,) = (line for line in console.export_text().splitlines() if "worst site" in line)

@@ -121,7 +121,7 @@ def test_a_table_of_several_columns_is_looked_over(tmp_path):
     t, switch = table("fedntd/table1"), load_paper("fedntd").variant("augmented-test")
     ntd, prox = t.cell("cifar10/shard2", "fedntd"), t.cell("mnist/shard2", "fedprox")
     save(outcome(ntd, [50.0] * 200), tmp_path)
-    assert "with the switch that comes nearest" not in render(tmp_path)
+    assert "with the switch that reproduces it" not in render(tmp_path)
     save(outcome(prox, [78.5] * 200, variant=switch), tmp_path)
     page = render(tmp_path)
     assert "|  | mnist/shard2 | cifar10/shard2 |" in page

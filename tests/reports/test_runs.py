@@ -12,7 +12,7 @@ from fedrecall import trees
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import accuracy, evaluate
 from fedrecall.reports.figures.quantities import over_seeds
-from fedrecall.reports.report import build
+from fedrecall.reports.report import build, pairs
 from fedrecall.reports.runs import Run, arrange, in_words, open_runs, partly_tested, unfinished, value
 
 SMALL = {
@@ -443,15 +443,36 @@ def test_an_own_algorithm_is_called_the_same_wherever_its_file_lies(tmp_path):
     assert names == {"fedavg", *(f"{tmp_path}/{place}/mine.py:Mine" for place in ("here", "there"))}
 
 
-def test_as_many_auxiliary_examples_as_an_algorithm_needs_may_be_said_or_not(tmp_path):
+def test_what_another_content_of_a_partitions_file_dealt_is_another_experiment(tmp_path):
+    deal = tmp_path / "deal.json"
+    for name, share in (("a", 100), ("b", 60), ("c", 60)):
+        parts = [list(range(share)), list(range(share, 200))]
+        deal.write_text(json.dumps({"format": "fedrecall partition 1", "meta": {}, "clients": parts}))
+        settings = SMALL | {"partition": f"file:{deal}", "clients": 2, "sample": 2}
+        fedrecall.run(tmp_path / name, algorithm="fedntd" if name == "c" else "fedavg", **settings)
+    a, b, c = open_runs([tmp_path / name for name in "abc"])
+    assert a.noted["data"] != b.noted["data"] == c.noted["data"]
+    assert [len(group.runs) for group in arrange([a, b, c])] == [1, 1, 1]
+    assert [base.label for base, *_ in pairs(arrange([a, c]), None)] == []
+    assert len(list(pairs(arrange([b, c]), None))) == 1
+
+
+def test_no_auxiliary_examples_may_be_said_or_not(tmp_path):
     for name, changes in (("a", {}), ("b", {"auxiliary_per_class": 0, "seed": 1})):
         fedrecall.run(tmp_path / name, **{**SMALL, "algorithm": "fedavg", **changes})
     needed = {"algorithm": "fedssd:auxiliary_per_class=3"}
-    for name, changes in (("c", {}), ("d", {"auxiliary_per_class": 3, "seed": 1})):
-        fedrecall.run(tmp_path / name, **{**SMALL, **needed, **changes})
+    for name, algorithm in (("c", {"algorithm": "fedavg"}), ("d", needed)):
+        fedrecall.run(tmp_path / name, **{**SMALL, **algorithm, "auxiliary_per_class": 3})
     fedrecall.run(tmp_path / "e", **{**SMALL, **needed, "auxiliary_per_class": 4})
-    assert sorted(len(group.runs) for group in arrange(open_runs([tmp_path]))) == [1, 2, 2]
+    groups = arrange(open_runs([tmp_path]))
+    assert [len(group.runs) for group in groups] == [2, 1, 1, 1]
+    c, d = (in_words(group.runs[0].complete) for group in groups[1:3])
+    assert c["auxiliary_per_class"] == d["auxiliary_per_class"]  # as compare has it, for all alike
     fedrecall.run(tmp_path / "b", resume=True, **{**SMALL, "algorithm": "fedavg", "seed": 1, "rounds": 4})
+    resumed = {**SMALL, **needed, "auxiliary_per_class": 3, "rounds": 4}
+    fedrecall.run(
+        tmp_path / "d", resume=True, **{k: v for k, v in resumed.items() if k != "auxiliary_per_class"}
+    )
     with pytest.raises(UserError, match="begun with auxiliary_per_class = 4, not 3"):
         fedrecall.run(tmp_path / "e", resume=True, **{**SMALL, **needed, "rounds": 4})
 

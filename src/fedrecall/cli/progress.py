@@ -1,6 +1,7 @@
 """How a run shows itself: a bar on a terminal, plain lines elsewhere."""
 
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,7 @@ class Bar:
             TextColumn("{task.fields[state]}"),
             TimeRemainingColumn(),
             console=console,
+            redirect_stdout=sys.stdout.isatty(),  # what a program prints to a file stays in it
         )
         self._total_runs, self._runs = total_runs, 0
         self._task = TaskID(0)
@@ -133,10 +135,10 @@ class Dispensable:
         try:
             show(*what)
             self._console.file.flush()
-        except (OSError, SystemExit) as error:  # with which rich answers a closed pipe
+        except (OSError, ValueError, SystemExit) as error:  # a closed stream; rich's answer to a closed pipe
             self._console.quiet = True
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            with suppress(OSError, ValueError):  # a stream without a descriptor
+            with suppress(OSError, ValueError):  # a stream without a descriptor, or closed
                 os.dup2(nowhere, self._console.file.fileno())  # what waits in its buffer is not missed
             os.close(nowhere)
             why = error.strerror if isinstance(error, OSError) else "nobody reads it"

@@ -87,7 +87,7 @@ class Nodes:
         self.grid, self.config, self.hosting, self.run = grid, config, hosting, run
         self.before = before
         self.start = 1
-        """How often the run was begun or gone on with."""
+        """Which start of the run this is: of two the later one's is greater."""
         self.facts: Facts | None = None
         self.up: Any = None
         """The template of uploads, once there is a model."""

@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -142,24 +143,26 @@ class Run(Experiment):
             raise
 
     def _name(self) -> tuple[str, int]:
-        """What nodes keep this run's memories under, and how often it was begun or gone on with.
+        """What nodes keep this run's memories under, and a number that grows with every start of it.
+
+        It is the time, in seconds, so that it grows though the folder may be restored from a copy.
 
         The name is the same when the run is resumed, or begun anew as it was: a client that has told the
         server what it tells once does not draw anew. Another run gets another name, though it has the
         folder of one that recorded nothing. Beside it is written what the federation agreed on.
         """
-        name, start = secrets.token_hex(16), 1
+        name, start = secrets.token_hex(16), int(time.time())
         if self.folder is None:
             return name, start
         path, what = self.folder.path / AGREED, wire.digest(configs.what(self.config))
         if path.exists():
             held = dict(files.read_json(path))
             if self.history or held.get("what") == what:
-                name, start = str(held["run"]), int(held.get("starts", 0)) + 1
+                name, start = str(held["run"]), max(start, int(held.get("start", 0)) + 1)
         facts = self.nodes.facts
         assert facts is not None
         with files.writing(self.folder.path):
-            begun = {"run": name, "starts": start, "what": what}
+            begun = {"run": name, "start": start, "what": what}
             files.write_json(path, {**begun, **marks(facts, self.nodes), **facts.data._asdict()})
         return name, start
 

@@ -103,7 +103,7 @@ class Task(NamedTuple):
     announced: str
     """A digest of the `Announcement` that the server goes by."""
     start: int
-    """How often the run was begun or gone on with: what was asked last is of the last start, and round."""
+    """Which start of the run it is, by its time: what was asked last is of the last start, and round."""
 
 
 class Report(NamedTuple):

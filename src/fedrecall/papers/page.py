@@ -313,7 +313,8 @@ def _glance(paper: Paper, table: Table, results: Results) -> str:
         return f"{said}, {seeds} seed{'s' * (seeds > 1)}" + (f", {letters[variant.name]}" if variant else "")
 
     lines = [
-        f"{QUANTITIES[table.quantities[0]].label.capitalize()}, with the switch that comes nearest:\n",
+        f"{QUANTITIES[table.quantities[0]].label.capitalize()}, with the switch that reproduces it, else "
+        "that of most seeds, else the nearest:\n",
         grid(["", *columns], [[m, *(text(m, c) for c in columns)] for m in methods]),
     ]
     if switches:
@@ -435,10 +436,9 @@ def _row(paper: Paper, table: Table, cell: Cell, results: Results, variant: Vari
 def _words(verdicts: dict[str, Verdict], agrees: bool) -> str:
     """One word where all quantities agree, else each one's."""
     said = {q: v.text for q, v in verdicts.items() if v.word}
-    level = agrees and said.get("accuracy") == NOT_REPRODUCED
-    if level:
+    if agrees and said.get("accuracy") == NOT_REPRODUCED:
         said["accuracy"] += ", but its level agrees"
-    if not level and len({v.word for v in verdicts.values() if v.word}) <= 1:
+    if len(set(said.values())) <= 1:
         return next(iter(said.values()), "measured")
     return "; ".join(f"{_short(q)}: {w}" if _short(q) else w for q, w in said.items())
 

@@ -131,7 +131,9 @@ def check_code(cells: Sequence[Cell], results: Results, variant: Variant | None 
 def _check_code(cell: Cell, config: Config, run: Outcome) -> None:
     now = provenance.code(configs.what(config))
     then = run.made.get("code", now)
-    if changed := [name for name, digest in now.items() if then.get(name, digest) != digest]:
+    if changed := [
+        name for name, digest in now.items() if provenance.differs(then.get(name, digest), digest)
+    ]:
         raise UserError(
             f"{cell.key}, seed {run.seed} was measured with other code than {changed[0]} has now: "
             "put that back, or give another --out (and --results) for what the new code does."

@@ -127,8 +127,8 @@ class Run:
                 known = specs.fields(registry.cls(given[kind]["name"]))
                 usual_here = {f.name: f.default for f in known if f.default is not dataclasses.MISSING}
                 found[kind] = {**usual_here, **given[kind]}
-        if found["auxiliary_per_class"] in (0, found["algorithm"].get("auxiliary_per_class")):
-            found["auxiliary_per_class"] = None  # as many as the algorithm needs, said or not
+        if found["auxiliary_per_class"] == 0:
+            found["auxiliary_per_class"] = None  # an algorithm that needs some has at least these
         if self.agreed is not None:
             found["dataset"] = {**found["dataset"], NODES: _data_of(self.agreed)}
             if "secure" in self.agreed:
@@ -176,6 +176,11 @@ class Run:
         if isinstance(data, dict) and "digest" in data:
             told = [str(data[k]) for k in ("digest", "origins") if k in data]
             found["data"] = f"data {data.get('train')}+{data.get('test')} {' '.join(told)}"
+        dealt = self.path / "partition.json"
+        if self.config["partition"]["name"] == "file" and files.found(dealt):  # that may be written anew
+            clients = json.dumps(dict(files.read_json(dealt)).get("clients")).encode()
+            mark = hashlib.blake2b(clients, digest_size=4).hexdigest()
+            found["data"] = " ".join(filter(None, (found.get("data"), f"dealt as {mark}")))
         return found
 
     @cached_property

@@ -36,6 +36,8 @@ class Follower:
         self.divided = run.agreed is None  # else the nodes hold what they hold
         self.config = run.config
         self.records: list[dict[str, Any]] = []
+        self.worst: list[tuple[str, float]] = []
+        """The site of least accuracy and that, in every round that says it."""
         self._seen: tuple[int, int, int] | None = None
 
     def look(self) -> bool:
@@ -50,6 +52,8 @@ class Follower:
             return False
         self._seen, self.config = seen, Run(self.path).config
         self.records = list(whole(list(read_metrics(path)), path))
+        evaluated = (r for r in self.records if "accuracy" in r)
+        self.worst = [worst(of) for r in evaluated if (of := sites(r)) is not None]
         return True
 
     @property
@@ -126,9 +130,9 @@ def view(run: Follower, width: int) -> Panel:
         shown.add_row(
             "loss", f"{last['loss']:.3f}", Text(sparkline(losses, wide, 0, max(losses)), "cyan"), ""
         )
-        if of_sites := [found for r in evaluated if (found := sites(r)) is not None]:
-            least, (where, _) = [worst(found)[1] for found in of_sites], worst(of_sites[-1])
-            named = Text(printable(where), "dim", no_wrap=True, overflow="ellipsis")
+        if run.worst:
+            least, where = [accuracy for _, accuracy in run.worst], printable(run.worst[-1][0])
+            named = Text(where, "dim", no_wrap=True, overflow="ellipsis")
             shown.add_row(
                 "worst site", Text(f"{least[-1]:.2%}", "bold"), Text(sparkline(least, wide), "cyan"), named
             )
