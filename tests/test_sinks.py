@@ -18,6 +18,7 @@ import fedrecall
 from fedrecall import config as configs
 from fedrecall import sinks, trees
 from fedrecall.errors import UserError
+from fedrecall.experiment import Experiment
 from fedrecall.records import scalars
 
 SMALL = {
@@ -183,10 +184,11 @@ class Half:
     "bad", [[print], print, [Half()], [Half], [None], 3, ["pocket", 3], {"name": "pocket"}]
 )
 def test_what_is_no_sink_is_one_sentence_before_the_run_begins(tmp_path, service, bad):
-    with pytest.raises(
-        UserError, match="is neither a name nor an object with the methods begin, record and end"
-    ):
+    with pytest.raises(UserError, match="is no object with the methods begin, record and end"):
         fedrecall.run(tmp_path / "run", sinks=bad, **SMALL)
+    if isinstance(bad, list):
+        with pytest.raises(UserError, match="is no object with the methods begin, record and end"):
+            Experiment(configs.make(configs.nested(SMALL)), tmp_path / "run", sinks=bad)
     assert not (tmp_path / "run").exists()
 
 

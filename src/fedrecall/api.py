@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fedrecall import config as configs
-from fedrecall import specs
 from fedrecall.data.datasets import Dataset
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment, Result, Sink
@@ -56,15 +55,8 @@ def _shown() -> list[Sink]:
     return [progress.shown(Console(stderr=True))]
 
 
-def _named_and_made(sinks: Any) -> tuple[list[str], list[Sink]]:
-    """The names among sinks, and the objects; a UserError of what is neither."""
+def _named_and_made(sinks: Any) -> tuple[list[str], list[Any]]:
+    """The names among sinks, and the rest, which ought to be objects."""
     several = isinstance(sinks, Iterable) and not isinstance(sinks, (str, Mapping))
     listed = [*sinks] if several else [sinks]
-    for one in listed:
-        able = all(callable(getattr(one, method, None)) for method in ("begin", "record", "end"))
-        if not isinstance(one, str) and (isinstance(one, type) or not able):
-            raise UserError(
-                f"sinks: {specs.shown(one)} is neither a name nor an object with the methods begin, record "
-                "and end of fedrecall.experiment.Sink."
-            )
     return [s for s in listed if isinstance(s, str)], [s for s in listed if not isinstance(s, str)]

@@ -111,6 +111,13 @@ class Experiment:
 
         ``federation`` replaces the one that the config describes: of clients whose data are elsewhere.
         """
+        for one in sinks:
+            able = all(callable(getattr(one, method, None)) for method in ("begin", "record", "end"))
+            if isinstance(one, type) or not able:
+                raise UserError(
+                    f"sinks: {specs.shown(one)} is no object with the methods begin, record and end of "
+                    "fedrecall.experiment.Sink; one with a name, such as tensorboard, is named in the config."
+                )
         self.config = config
         self.folder = RunFolder(Path(out)) if out is not None else None
         self.sinks: list[Sink] = [*sinks, *following(config.sinks, self.folder.path if self.folder else None)]

@@ -198,6 +198,7 @@ def test_compare_over_settings_is_a_comparison_with_each(call, tmp_path):
     ]
     assert [t["over"] for t in tables] == settings
     assert "partition=lda:0.5,min_size=1, lr=0.01: last round, one seed" in out
+    assert "fedavg, partition=lda:0.5,min_size=1, lr=0.01, seed 0: " in out
     alone = ["--partition", "lda:0.5,min_size=1", "--lr", "0.01", "--json", "one.json"]
     assert call("compare", "fedavg", "fedntd", *SMALL, *alone)[0] == 0
     for key in ("name", "accuracy", "forgetting", "bytes_up"):
@@ -916,6 +917,21 @@ def test_a_log_has_a_line_now_and_then_and_one_of_every_failure_and_of_the_end(c
     assert said[2] == "round 3/6  1.00 s/round  1 clients left out: client 3 gave NaN"
     lines.begin(CONFIG, [{}] * 4)
     assert capsys.readouterr().out == "fedavg seed 0: 6 rounds after round 4\n"
+
+
+def test_runs_that_only_a_setting_tells_apart_are_shown_with_it(capsys):
+    lines = progress.Lines(Console(width=80), ["lr=0.1", "lr=0.2"])
+    for _ in range(2):
+        lines.begin(CONFIG, [])
+    assert capsys.readouterr().out.splitlines() == [
+        "fedavg, lr=0.1, seed 0: 6 rounds",
+        "fedavg, lr=0.2, seed 0: 6 rounds",
+    ]
+    drawn = io.StringIO()
+    bar = progress.Bar(Console(file=drawn, width=120, force_terminal=True), 2, ["lr=0.1"])
+    bar.begin(CONFIG, [])
+    bar.end()
+    assert "fedavg, lr=0.1, seed 0 (1 of 2)" in drawn.getvalue()
 
 
 def test_a_bar_begins_where_the_run_goes_on():

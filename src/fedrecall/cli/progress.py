@@ -4,7 +4,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,20 +40,23 @@ def seconds(record: Mapping[str, Any]) -> float:
     return float(sum(v for v in parts if isinstance(v, (int, float))))
 
 
-def name(config: Mapping[str, Any]) -> str:
-    """The run's algorithm with its settings, which may be all that tells it from another, and its seed."""
+def name(config: Mapping[str, Any], setting: str = "") -> str:
+    """The run's algorithm with its settings, which may be all that tells it from another, and its seed.
+
+    ``setting`` is what else tells it from others, in words.
+    """
     algorithm = dict(config["algorithm"])
     own = algorithm["name"]
     text = short_text(ALGORITHMS, algorithm)
     if own not in ALGORITHMS:
         text = text.replace(own, named(own), 1)
-    return f"{text} seed {config['seed']}"
+    return f"{text}{setting and f', {setting},'} seed {config['seed']}"
 
 
 class Bar:
     """A progress bar; several runs can follow each other on one bar."""
 
-    def __init__(self, console: Console, total_runs: int = 1):
+    def __init__(self, console: Console, total_runs: int = 1, settings: Iterable[str] = ()):
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -63,7 +66,7 @@ class Bar:
             console=console,
             redirect_stdout=sys.stdout.isatty(),  # what a program prints to a file stays in it
         )
-        self._total_runs, self._runs = total_runs, 0
+        self._total_runs, self._runs, self._settings = total_runs, 0, iter(settings)
         self._task = TaskID(0)
 
     def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
@@ -72,7 +75,7 @@ class Bar:
         many = f" ({self._runs} of {self._total_runs})" if self._total_runs > 1 else ""
         self._progress.start()
         self._task = self._progress.add_task(
-            f"{name(config)}{many}",
+            f"{name(config, next(self._settings, ''))}{many}",
             total=config["rounds"],
             completed=len(history),
             state="starting",
@@ -90,14 +93,14 @@ class Bar:
 class Lines:
     """A line now and then, for logs and pipes."""
 
-    def __init__(self, console: Console):
-        self._console, self._last, self._rounds = console, 0.0, 0
+    def __init__(self, console: Console, settings: Iterable[str] = ()):
+        self._console, self._last, self._rounds, self._settings = console, 0.0, 0, iter(settings)
 
     def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
         """A run starts."""
         self._rounds = config["rounds"]
         done = f" after round {len(history)}" if history else ""
-        self._print(f"{name(config)}: {self._rounds} rounds{done}")
+        self._print(f"{name(config, next(self._settings, ''))}: {self._rounds} rounds{done}")
 
     def record(self, record: Mapping[str, Any]) -> None:
         """A round was played."""
@@ -145,6 +148,10 @@ class Dispensable:
             warnings.warn(f"progress cannot be shown any more ({why}); the work goes on.", RuntimeWarning)
 
 
-def shown(console: Console, total_runs: int = 1) -> Sink:
-    """The right way to show progress on this console."""
-    return Dispensable(console, Bar(console, total_runs) if console.is_terminal else Lines(console))
+def shown(console: Console, total_runs: int = 1, settings: Iterable[str] = ()) -> Sink:
+    """The right way to show progress on this console, of runs that follow each other.
+
+    ``settings`` tell them apart, in words, where their algorithms and seeds do not.
+    """
+    bar = console.is_terminal
+    return Dispensable(console, Bar(console, total_runs, settings) if bar else Lines(console, settings))

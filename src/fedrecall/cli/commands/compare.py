@@ -112,7 +112,7 @@ def compare_command(
     for planned, folder in zip(plans, folders, strict=True):
         check(planned.made, folder, datasets.of(planned.made))
         _check_alike(planned.made, folder)
-    sink = progress.shown(out, len(plans))
+    sink = progress.shown(out, len(plans), [planned.setting for planned in plans])
     ends: dict[tuple[str, str], list[End]] = {(p.setting, p.name): [] for p in plans}
     try:
         for planned, folder in zip(plans, folders, strict=True):
