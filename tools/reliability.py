@@ -185,7 +185,8 @@ def fuzzing(found: dict[str, Any]) -> str:
         "| what was fed | inputs | used | refused |",
         "|---|---|---|---|",
         *(f"| {k} | {v['inputs']:,} | {v['used']:,} | {v['refused']:,} |" for k, v in held.items()),
-        "\nA checkpoint, or a client's memory that it names, with any changed byte is passed over for the one before.",
+        "\nA checkpoint, or a client's memory that it names, with any changed byte is passed over for the one before; "
+        "used were those that came out the same (white space in a manifest).",
     ]
     return "\n".join(lines) + "\n"
 
@@ -198,7 +199,7 @@ def long(found: dict[str, Any]) -> str:
         memory = ", ".join(f"{m} MB at {r}" for r, m in v["memory_mb"].items())
         every = ", ".join(f"{k} every {n}" if n > 1 else k for k, n in v["every"].items())
         lines.append(
-            f"{v['rounds']:,} rounds on digits with every measure ({every}; the landscape on 100 examples): memory grows by "
+            f"{v['rounds']:,} rounds on digits with these measures ({every}; the landscape on 100 examples): memory grows by "
             f"{v['slope_mb_per_1000_rounds']} MB a thousand rounds ({memory}), {v['descriptors']} open files from "
             f"beginning to end, {v['metrics_mb']} MB of metrics, read in linear time ({reading}). The records of a run "
             "with a folder are on disk alone; without a folder they are kept in memory.\n"

@@ -68,8 +68,8 @@ def audit() -> str:
     skipped = [d["name"] for d in held if "skip_reason" in d]
     if len(skipped) == len(held):
         return (
-            "Not scanned: pip-audit ran, but the package index that can be reached from here has no advisories. Where "
-            "PyPI itself can be reached: `pip install pip-audit` and run the command above again."
+            "Not scanned: pip-audit ran, but the package index that it asked has no advisories. Where PyPI itself "
+            "can be reached: `pip install pip-audit` and run the command above again."
         )
     said = f"pip-audit looked at {len(held) - len(skipped)} locked packages and knows of {len(holes)} holes"
     listed = "".join(f"\n- {name} {version}: {number}" for name, version, number in holes)
@@ -90,15 +90,16 @@ def main() -> None:
 
 Made by `python -m tools.supply_chain` on {today}.
 
-- **Bounded**: every dependency in `pyproject.toml` has a lower bound, and an upper one at the next major version where
-  the package follows semantic versions.
+- **Bounded**: every dependency in `pyproject.toml` has a lower bound, and those that a run needs an upper one, at the next
+  major version (but Pillow, which has a major version every year).
 - **Locked**: `constraints.txt` holds the {len(tested)} tested versions; `requirements.lock` holds the same with SHA-256
   hashes ({len(pinned)} packages, none without; torch apart, whose CPU and CUDA archives differ).
   `make test LOCKED=1`, in a clone without `.venv-test`, installs nothing whose hash differs; hatchling, which packs
   fedrecall itself, is fetched for that without. `make lock` resolves both anew.
-- **No network**: after installation nothing is fetched but data sets that are neither bundled nor in a local copy. A
-  test trains, resumes and reports without any network interface (`tests/test_reliability_offline.py`).
-- **Nothing unpickled**: what is read from disk or network is JSON, safetensors, or numpy arrays without objects.
+- **No network**: after installation fedrecall fetches nothing but data sets that are neither bundled nor in a local copy
+  (Flower has habits of its own, which [deploy.md](deploy.md) says how to switch off). A test trains, resumes and reports without any network interface (`tests/test_reliability_offline.py`).
+- **Nothing unpickled** by fedrecall: it reads JSON, YAML, CSV, parquet, images, safetensors, and numpy arrays without objects.
+  Ray pickles between its own processes ([ray.md](ray.md)).
 
 ## Known vulnerabilities
 
