@@ -66,6 +66,8 @@ def test_a_share_of_one_was_one_client_in_runs_begun_before():
         ({"global_seed": 2**32}, "global_seed = 4294967296 must be in [0, 4.29497e+09]"),
         ({"model": 3}, "model = 3 is neither a name nor a mapping"),
         ({"sinks": ["nowhere"]}, "unknown sink 'nowhere'"),
+        ({"measures": ["drift"]}, "unknown measure 'drift'; it is part of the measure chain."),
+        ({"measures": ["forgetting"]}, "unknown measure 'forgetting'; every run records it."),
         ({"sinks": ["none", "wandb"]}, "sinks = none stands for an empty list"),
         ({"measures": "locals+none"}, "measures = none stands for an empty list"),
         ({"precision": "float16"}, "one of float32, float64, bfloat16"),

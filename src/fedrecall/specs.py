@@ -314,9 +314,19 @@ class Registry:
     ``path/to/file.py:Class`` or ``package.module:Class`` without being registered.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, str], base: str | None = None):
-        """``base``: the ``module:Class`` that a user's own class must derive from, if there is one."""
+    def __init__(
+        self,
+        kind: str,
+        entries: Mapping[str, str],
+        base: str | None = None,
+        instead: Mapping[str, str] = types.MappingProxyType({}),
+    ):
+        """``base``: the ``module:Class`` that a user's own class must derive from, if there is one.
+
+        ``instead`` says of words that are no names, but might be taken for some, what stands for them.
+        """
         self.kind = kind
+        self.instead = dict(instead)
         self.entries = dict(entries)
         self.base = base
         self._known: dict[str, type] = {}
@@ -333,7 +343,8 @@ class Registry:
             if ":" not in name:
                 if name.endswith(".py"):
                     raise UserError(f"{self.kind} {name!r}: name a class in it, as in {name}:MyClass.")
-                raise UserError(f"unknown {self.kind} {name!r}; {nearest(name, self.entries)}")
+                hint = self.instead.get(name) or nearest(name, self.entries)
+                raise UserError(f"unknown {self.kind} {name!r}; {hint}")
             permit(self.kind, name)
             target = name
         found = _load(target, self.kind)

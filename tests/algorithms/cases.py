@@ -25,7 +25,7 @@ class Case:
     """One algorithm, or one variant of it, in the shared tests."""
 
     spec: str
-    """As on the command line; a variant names its options (`fedntd:loss=mse`)."""
+    """As on the command line; a variant names its options (`fedntd:distance=mse`)."""
     equals: Mapping[str, Any] = field(default_factory=dict)
     """Hyperparameters with which it is `like`, parameter by parameter; empty: there are none."""
     like: str = "fedavg"

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -489,7 +490,10 @@ class Kills:
             ["run", "--out", "x", "--data-root", "d"],
             "run --resume --out x --data-root d stopped after round {}; what was done is saved.",
         ),
-        (["compare", "fedavg", "--out", "x"], "stopped after round {}; what was done is saved."),
+        (
+            ["compare", "fedavg", "--out", "x"],
+            "stopped after round {}; what was done is saved, and the same command goes on with it.",
+        ),
         (["compare", "fedavg"], "stopped after round {}."),
     ],
 )
@@ -507,7 +511,7 @@ def test_a_signal_in_a_runs_last_round_stops_the_others(call, monkeypatch, tmp_p
     words = [*SMALL, "--rounds", "1", "--backend", "serial", "--out", "x"]
     code, out, err = call("compare", "fedavg", "fedprox", *words)
     assert code == 130
-    assert "stopped after round 1; what was done is saved." in err
+    assert "stopped after round 1; what was done is saved, and the same command goes on with it." in err
     assert not (tmp_path / "x" / "fedprox-seed0").exists()
     assert "1 not run" in out
     code, out, _ = call("run", *words[:-1], "y")  # which has no others
@@ -574,6 +578,13 @@ def test_show_explains_hyperparameters_and_counts_what_travels(call):
     assert "mu" in out
     assert "0.1" in out
     assert "1.00 ×" in out
+
+
+@pytest.mark.parametrize("name", sorted({*ALGORITHMS} - {"fedavg", "fedseq", "private"}))
+def test_show_has_the_equation_of_every_algorithm_that_has_one(name, call):
+    code, out, _ = call("show", "algorithm", name)
+    assert code == 0
+    assert "CE" in out or "<-" in out
 
 
 @pytest.mark.parametrize(
@@ -737,8 +748,8 @@ def test_a_root_that_is_not_there_is_said(call, monkeypatch, tmp_path, named):
 def test_doctor_says_what_is_here(call):
     code, out, _ = call("doctor")
     assert code == 0
-    assert "torch" in out
-    assert "digits" in out
+    said = {line[:22].strip() for line in out.splitlines()}
+    assert {"torch", "threads", "GPU", "digits"} <= said, out
 
 
 def test_every_command_has_help_with_an_example_or_a_sentence():
@@ -946,6 +957,23 @@ def test_a_bar_begins_where_the_run_goes_on():
     bar.end()
     assert "fedavg seed 0 (2 of 2)" in drawn.getvalue()
     assert "2/6" in drawn.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_bar_shows_the_round_its_numbers_and_the_time_left_however_long_a_round_takes(width):
+    now, drawn = [0.0], io.StringIO()
+    bar = progress.Bar(Console(file=drawn, width=width, force_terminal=True))
+    bar._progress.get_time = lambda: now[0]
+    bar.begin({**CONFIG, "rounds": 200}, [])
+    bar._progress.tasks[0]._get_time = lambda: now[0]
+    for number in range(1, 11):
+        now[0] += 90.0
+        bar.record({**a_round(number), "accuracy": 0.5, "forgetting": 0.1, "seconds": {"train": 90.0}})
+    bar.end()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.getvalue()).splitlines()[-1]
+    assert shown.startswith("fedavg seed 0 ")
+    assert shown.endswith(" 10/200 accuracy 50.00%  forgetting 0.100  90.00 s/round 4:45:00")
+    assert ("━" in shown) == (width == 140)
 
 
 def test_what_cannot_be_shown_is_said_once():

@@ -205,7 +205,7 @@ def test_a_signal_in_a_runs_last_round_stops_the_others(call, root, tmp_path, mo
     words += ("--data-root", root, "--backend", "serial", "--results", "results", "--out", "out")
     code, _, err = call(*words, "--seeds", 1, "--rounds", 1)
     assert code == 130
-    assert "stopped after round 1; what was done is saved." in err
+    assert "stopped after round 1; what was done is saved, and the same command goes on with it." in err
     found = Results.load(tmp_path / "results")
     assert [len(found.of(TABLE1.cell("cifar10/shard2", m).config())) for m in ("fedavg", "fedntd")] == [1, 0]
 

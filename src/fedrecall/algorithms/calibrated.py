@@ -23,8 +23,9 @@ class Anchor(NamedTuple):
 class Calibrated(FedAvg):
     """FedAvg whose clients take their labels' shares out of cross-entropy.
 
-    A client adds the logarithm of its label shares to its logits (logit adjustment, Menon et al., ICLR 2021;
-    FedLC is a relative), so that classes that it lacks are not pushed down for being rare.
+    CE(z + calibration log p_k): a client adds the logarithm of its label shares p_k to its logits z (logit
+    adjustment, Menon et al., ICLR 2021; FedLC is a relative), so that classes that it lacks are not pushed
+    down for being rare.
     """
 
     calibration: Annotated[float, UNIT] = 1.0

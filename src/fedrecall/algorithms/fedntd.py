@@ -16,8 +16,10 @@ from fedrecall.specs import NON_NEGATIVE, POSITIVE, UNIT
 class FedNTD(FedAvg):
     """Not-true distillation (Lee et al., NeurIPS 2022, eq. 10 and 11).
 
-    The paper's eq. 11 has no tau^2 (its eq. 3 has), its authors' code has; at the default tau = 1
-    they agree, and `tau_squared` chooses.
+    CE + beta tau^2 KL(q~_g || q~): q~ is the softmax over the C - 1 classes that are not the label, at
+    temperature tau, of the client's model, q~_g that of the model that arrived.
+    The paper's eq. 11 has no tau^2 (its eq. 3 has), its authors' code has; at the default tau = 1 they
+    agree, and `tau_squared` chooses.
     """
 
     beta: Annotated[float, NON_NEGATIVE] = 1.0

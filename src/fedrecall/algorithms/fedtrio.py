@@ -29,10 +29,11 @@ class Anchor(NamedTuple):
 class FedTrio(FedNTD, Scaffold):
     """Three remedies of forgetting at once, each for what the others leave: this package's own.
 
-    A client adds the logarithm of its label shares to the logits of cross-entropy (logit adjustment, Menon
-    et al., ICLR 2021), so that classes that it lacks are not pushed down for being rare. Control variates
-    take out what is left of its drift (SCAFFOLD), and not-true distillation keeps what the model that
-    arrived knows of other classes (FedNTD).
+    CE(z + calibration log p_k) + beta NTD(z), with gradients corrected by c - c_k. A client adds the
+    logarithm of its label shares p_k to the logits of cross-entropy (logit adjustment, Menon et al., ICLR
+    2021), so that classes that it lacks are not pushed down for being rare. Control variates take out what
+    is left of its drift (SCAFFOLD), and not-true distillation keeps what the model that arrived knows of
+    other classes (FedNTD).
     """
 
     calibration: Annotated[float, UNIT] = 1.0

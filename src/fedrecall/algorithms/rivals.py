@@ -31,7 +31,10 @@ class WeighedTeachers(MultiTeacher):
 
 @dataclass(frozen=True)
 class Aver(WeighedTeachers):
-    """FedSeq + AVER (You et al., KDD 2017): every teacher counts the same."""
+    """FedSeq + AVER (You et al., KDD 2017): every teacher counts the same.
+
+    CE + beta / K sum_j tau^2 KL(teacher j || student), over all classes.
+    """
 
     def weigh(self, teachers: Tensor, y: Tensor) -> Tensor:
         """1 / K."""
@@ -40,7 +43,11 @@ class Aver(WeighedTeachers):
 
 @dataclass(frozen=True)
 class EBKD(WeighedTeachers):
-    """FedSeq + EBKD (Kwon et al., ICASSP 2020): the surer a teacher is of an example, the more it counts."""
+    """FedSeq + EBKD (Kwon et al., ICASSP 2020): the surer a teacher is of an example, the more it counts.
+
+    CE + beta sum_j w_j tau^2 KL(teacher j || student), over all classes; w_j = (1 - H_j / sum H) / (K - 1),
+    H_j the entropy of teacher j's prediction.
+    """
 
     def weigh(self, teachers: Tensor, y: Tensor) -> Tensor:
         """(1 - H_j / sum H) / (K - 1), H_j the entropy of teacher j's prediction."""
@@ -55,7 +62,9 @@ class EBKD(WeighedTeachers):
 class CAMKD(WeighedTeachers):
     """FedSeq + CA-MKD (Zhang et al., ICASSP 2022): the better a teacher knows the label, the more it counts.
 
-    Its loss on logits; the paper's second loss, between features, is not part of the comparison.
+    CE + beta sum_j w_j tau^2 KL(teacher j || student), over all classes;
+    w_j = (1 - e^L_j / sum e^L) / (K - 1), L_j teacher j's cross-entropy with the label. Its loss on logits;
+    the paper's second loss, between features, is not part of the comparison.
     """
 
     def weigh(self, teachers: Tensor, y: Tensor) -> Tensor:

@@ -57,7 +57,8 @@ class Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except Interrupted as stop:
-            saved = "; what was done is saved" if stop.saved else ""
+            again = "" if ctx.invoked_subcommand == "run" else ", and the same command goes on with it"
+            saved = f"; what was done is saved{again}" if stop.saved else ""
             err.print(f"{_escaped(str(stop))}{saved}.", soft_wrap=True)
             raise typer.Exit(128 + stop.signum) from None
 

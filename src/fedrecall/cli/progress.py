@@ -10,12 +10,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.experiment import Sink
 from fedrecall.provenance import named
 from fedrecall.specs import short_text
 
+A_DAY = 86_400.0
+ROOM_FOR_A_BAR = 110  # columns; with fewer the words have its place
 PLAIN_SECONDS = 2.0  # at most one plain line in this time, so that logs stay short
 
 
@@ -57,13 +60,15 @@ class Bar:
     """A progress bar; several runs can follow each other on one bar."""
 
     def __init__(self, console: Console, total_runs: int = 1, settings: Iterable[str] = ()):
+        wrapped, whole = Column(), Column(no_wrap=True)
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.description}", table_column=wrapped),
+            *([BarColumn()] if console.width >= ROOM_FOR_A_BAR else []),
+            MofNCompleteColumn(table_column=whole),
+            TextColumn("{task.fields[state]}", table_column=wrapped),
+            TimeRemainingColumn(table_column=whole),
             console=console,
+            speed_estimate_period=A_DAY,  # by rich's own a round of half a minute has no pace
             redirect_stdout=sys.stdout.isatty(),  # what a program prints to a file stays in it
         )
         self._total_runs, self._runs, self._settings = total_runs, 0, iter(settings)

@@ -6,6 +6,8 @@ round; those below when they are asked for.
 
 from fedrecall.specs import Registry
 
+_ALWAYS = ("accuracy", "class_accuracy", "loss", "forgetting", "consistency", "bytes", "seconds")
+
 MEASURES = Registry(
     "measure",
     {
@@ -20,4 +22,9 @@ MEASURES = Registry(
         "landscape": "fedrecall.measures.landscape:Landscape",
     },
     base="fedrecall.measures.moment:Measure",
+    instead={
+        **dict.fromkeys(_ALWAYS, "every run records it."),
+        "drift": "it is part of the measure chain.",
+        "credibility": "it is part of the measure confusion.",
+    },
 )

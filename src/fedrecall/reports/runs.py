@@ -246,6 +246,12 @@ class Run:
         return provenance.named(name) if self.agreed is None else data_in_words(self.complete["dataset"])
 
     @property
+    def partition_name(self) -> str:
+        """The partition as it is written, such as shards:2; of somebody's own the name alone."""
+        spec = self.config["partition"]
+        return specs.spec_text(PARTITIONS, spec) if spec["name"] in PARTITIONS else _short(str(spec["name"]))
+
+    @property
     def finished(self) -> bool:
         """Whether all rounds were played."""
         return bool(self.records[-1]["round"] >= self.config["rounds"])

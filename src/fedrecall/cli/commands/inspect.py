@@ -216,7 +216,7 @@ def partition_command(
     out.print(shown)
     if save is not None:
         parts, told = describe(federation)
-        settings = {key: getattr(config, key) for key in ("dataset", "partition", "clients", "seed")}
+        settings = {key: getattr(config, key) for key in _DEALT_BY}
         with files.placing(save):
             partitions.save(save, parts, {**settings, **told, "data": provenance.facts(dataset)})
         out.print(f"partition: {save}", markup=False)
@@ -225,6 +225,7 @@ def partition_command(
         out.print(f"picture: {picture}", markup=False)
 
 
+_DEALT_BY = ("dataset", "partition", "clients", "seed", "partition_seed", "global_seed")
 SHADES = " ░▒▓█"
 
 

@@ -124,6 +124,12 @@ def summarise(result: Result) -> None:
         table.add_row("accuracy, worst site", Text(f"{least:.2%} ({printable(where)})"))
     table.add_row("forgetting", f"{last['forgetting']:.3f}")
     table.add_row("training", f"{seconds:.1f} s, {seconds / len(result.history):.2f} s a round")
+    costs: dict[str, float] = {}
+    for record in result.history:
+        for measure, cost in record["seconds"].get("measures", {}).items():
+            costs[measure] = costs.get(measure, 0.0) + cost
+    if costs:
+        table.add_row("measures", ", ".join(f"{measure} {cost:.1f} s" for measure, cost in costs.items()))
     table.add_row(
         "sent a round", f"{last['bytes_down'] / 1e6:.2f} MB down, {last['bytes_up'] / 1e6:.2f} MB up"
     )

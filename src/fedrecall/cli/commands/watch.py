@@ -33,7 +33,7 @@ class Follower:
         self.path = run.path
         self.name = printable(run.name)
         self.data = run.data_name
-        self.divided = run.agreed is None  # else the nodes hold what they hold
+        self.divided = f"{run.partition_name}, " if run.agreed is None else ""  # nodes hold what they hold
         self.config = run.config
         self.records: list[dict[str, Any]] = []
         self.worst: list[tuple[str, float]] = []
@@ -97,8 +97,7 @@ def view(run: Follower, width: int) -> Panel:
     done = records[-1]["round"] if records else 0
     algorithm = config["algorithm"]
     options = ", ".join(f"{k} {v}" for k, v in algorithm.items() if k != "name")
-    divided = f"{config['partition']['name']}, " if run.divided else ""
-    setup = f"{run.data}, {divided}{config['clients']} clients, seed {config['seed']}"
+    setup = f"{run.data}, {run.divided}{config['clients']} clients, seed {config['seed']}"
     left = run.left
     parts: list[RenderableType] = [
         Text(printable(f"{algorithm['name']}{f' ({options})' if options else ''} on {setup}"), "bold"),

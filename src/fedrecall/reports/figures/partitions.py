@@ -67,7 +67,7 @@ class Bubbles(Figure):
             client, label = np.nonzero(counts)
             area = 120 * counts[client, label] / counts.max()
             ax.scatter(client, label, s=area, color=COLOURS[0], alpha=0.75, linewidths=0)
-            ax.set(title=run.config["partition"]["name"], xlabel="client", ylabel="class")
+            ax.set(title=run.partition_name, xlabel="client", ylabel="class")
             ax.set_yticks(range(counts.shape[1]))
             data.append({"run": run.name, "partition": run.config["partition"], "counts": counts})
         return made, {"runs": data}
