@@ -86,7 +86,7 @@ def test_a_record_becomes_numbers_by_name():
         "measures": {
             "locals": {"clients": [4, 1], "in_local": {"after": [0.2, 0.4]}},
             "confusion": {"global": [[1, 0], [0, 1]], "credibility": None},
-            "landscape": {"loss": [1.0, 3.0], "eigenvalues": [15.0]},
+            "landscape": {"sizes": [0.0, 0.1], "loss": [1.0, 3.0], "eigenvalues": [15.0]},
             "chain": {
                 "chains": [
                     {"clients": [4], "forgetting": 0.0, "consistency": [0.5], "drift": {"own": []}},

@@ -344,11 +344,15 @@ def whole(records: Sequence[dict[str, Any]], where: Path) -> Sequence[dict[str, 
     return records
 
 
+_IDENTIFIES = ("clients", "chains", "round", "sizes", "neurons")
+"""What in a record says of whom or of what its numbers are."""
+
+
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """A round's numbers by name, such as ``seconds/train`` and ``measures/locals/in_local/after``.
 
     Lists over clients, sites and chains become their mean; of class accuracies and of other lists there is
-    one number each. What identifies rather than measures (chains, clients) and matrices are left out.
+    one number each. What identifies rather than measures and matrices are left out.
     """
     found: dict[str, float] = {}
 
@@ -362,7 +366,7 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
             for key, inner in value.items():
                 if key == "chains" and name:  # a record each
                     several(name, inner)
-                elif key not in ("clients", "chains", "round") or (name, key) == ("seconds", "clients"):
+                elif key not in _IDENTIFIES or (name, key) == ("seconds", "clients"):
                     add(f"{name}/{key}" if name else str(key), inner, averaged)
         elif isinstance(value, list) and averaged and any(v is not None for v in value):
             known = [v for v in value if v is not None]  # of a client of whom nothing is
