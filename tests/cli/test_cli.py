@@ -907,7 +907,7 @@ CONFIG = {"algorithm": {"name": "fedavg"}, "seed": 0, "rounds": 6}
 def test_a_log_has_a_line_now_and_then_and_one_of_every_failure_and_of_the_end(capsys, monkeypatch):
     now = iter([100.0, 101.0, 101.5, 102.5, 103.0, 103.4])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
-    lines = progress.Lines(Console(width=80))
+    lines = progress.Lines(progress.Display(Console(width=80)))
     lines.begin(CONFIG, [])
     for number in range(1, 7):
         lines.record(a_round(number, ["client 3 gave NaN"] if number == 3 else []))
@@ -919,16 +919,56 @@ def test_a_log_has_a_line_now_and_then_and_one_of_every_failure_and_of_the_end(c
     assert capsys.readouterr().out == "fedavg seed 0: 6 rounds after round 4\n"
 
 
+def test_of_runs_side_by_side_a_log_says_whose_a_round_is_and_is_no_longer_for_it(capsys, monkeypatch):
+    now = iter([100.0, 100.1, 103.0, 103.1, 104.0, 104.2, 106.0, 107.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    display = progress.Display(Console(width=80), 3)
+    runs = [progress.Lines(display) for _ in range(2)]
+    for seed, run in enumerate(runs):
+        run.begin(CONFIG | {"seed": seed, "rounds": 4}, [])
+    for number in (1, 2, 3):
+        for run in runs:
+            run.record(a_round(number))
+    for run in runs:
+        run.record(a_round(4))
+        run.end()
+    said = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert said[2:] == [f"fedavg seed {s}: round {r}/4" for r in (1, 3, 4) for s in (0, 1)]
+    now = iter([200.0])
+    alone = progress.Lines(display)
+    alone.begin(CONFIG, [])
+    alone.record(a_round(1))
+    assert capsys.readouterr().out.splitlines()[1].startswith("round 1/6")
+
+
+def test_runs_side_by_side_have_a_bar_each_until_the_last_of_them_is_over():
+    drawn = io.StringIO()
+    display = progress.Display(Console(file=drawn, width=120, force_terminal=True), 2)
+    runs = [progress.shown(display) for _ in range(2)]
+    for seed, run in enumerate(runs):
+        run.begin(CONFIG | {"seed": seed}, [])
+    runs[0].record(a_round(3))
+    runs[0].end()
+    assert display.bars.live.is_started
+    runs[1].record(a_round(5))
+    runs[1].end()
+    assert not display.bars.live.is_started
+    last = drawn.getvalue()[drawn.getvalue().rindex("fedavg seed 0 (1 of 2)") :]
+    assert "3/6" in last
+    assert "5/6" in last[last.index("fedavg seed 1 (2 of 2)") :]
+
+
 def test_runs_that_only_a_setting_tells_apart_are_shown_with_it(capsys):
-    lines = progress.Lines(Console(width=80), ["lr=0.1", "lr=0.2"])
-    for _ in range(2):
-        lines.begin(CONFIG, [])
+    display = progress.Display(Console(width=80), 2)
+    for setting in ("lr=0.1", "lr=0.2"):
+        progress.shown(display, setting).begin(CONFIG, [])
     assert capsys.readouterr().out.splitlines() == [
         "fedavg, lr=0.1, seed 0: 6 rounds",
         "fedavg, lr=0.2, seed 0: 6 rounds",
     ]
     drawn = io.StringIO()
-    bar = progress.Bar(Console(file=drawn, width=120, force_terminal=True), 2, ["lr=0.1"])
+    display = progress.Display(Console(file=drawn, width=120, force_terminal=True), 2)
+    bar = progress.shown(display, "lr=0.1")
     bar.begin(CONFIG, [])
     bar.end()
     assert "fedavg, lr=0.1, seed 0 (1 of 2)" in drawn.getvalue()
@@ -936,11 +976,13 @@ def test_runs_that_only_a_setting_tells_apart_are_shown_with_it(capsys):
 
 def test_a_bar_begins_where_the_run_goes_on():
     drawn = io.StringIO()
-    bar = progress.Bar(Console(file=drawn, width=120, force_terminal=True), 2)
+    display = progress.Display(Console(file=drawn, width=120, force_terminal=True), 2)
+    bar = progress.Bar(display)
     bar.begin(CONFIG, [{}] * 4)
     bar.end()
     assert "4/6" in drawn.getvalue()
     assert "fedavg seed 0 (1 of 2)" in drawn.getvalue()
+    bar = progress.Bar(display)
     bar.begin(CONFIG, [])
     bar.record(a_round(2))
     bar.end()
@@ -954,7 +996,7 @@ def test_what_cannot_be_shown_is_said_once():
             raise OSError(errno.ENOSPC, "no space left")
 
     console = Console(file=Full(), width=80)
-    sink = progress.shown(console)
+    sink = progress.shown(progress.Display(console))
     with pytest.warns(RuntimeWarning, match=r"cannot be shown any more \(no space left\)"):
         sink.begin(CONFIG, [])
     with warnings.catch_warnings():

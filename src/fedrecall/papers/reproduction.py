@@ -246,16 +246,16 @@ def carry_out(
     plans: Sequence[Plan],
     results: Path,
     say: Say,
-    progress: Callable[[int], Sink],
+    shown: Callable[[Plan], Sink],
     data_root: Path | None = None,
 ) -> list[str]:
     """Make the runs; returns why some could not be made. What is done is saved at every moment.
 
-    None is made on other data than the paper's: a part of them, say, under their name.
+    None is made on other data than the paper's: a part of them, say, under their name. ``shown``: who shows
+    how a run goes.
     """
     left_out: list[str] = []
     pace = Pace(say, plans)
-    shown = progress(len(plans))
     loaded: dict[str, Dataset | None] = {}
     for stack in stacks(plans):
         dataset = _load(stack[0], loaded, left_out, data_root)
@@ -287,11 +287,18 @@ def _load(
     return loaded[key]
 
 
-def _run(stack: Sequence[Plan], dataset: Dataset, results: Path, pace: Pace, shown: Sink, say: Say) -> None:
+def _run(
+    stack: Sequence[Plan],
+    dataset: Dataset,
+    results: Path,
+    pace: Pace,
+    shown: Callable[[Plan], Sink],
+    say: Say,
+) -> None:
     experiments, keepers = [], []
-    for number, p in enumerate(stack):
+    for p in stack:
         keeper = Keeper(p.config, results, partial(_starts, p.folder, provenance.facts(dataset)))
-        sinks = [keeper, pace.of(p)] if number else [keeper, pace.of(p), shown]
+        sinks = [keeper, pace.of(p), shown(p)]
         experiments.append(Experiment(p.config, p.folder, resume=True, dataset=dataset, sinks=sinks))
         keepers.append(keeper)
     try:

@@ -112,12 +112,13 @@ def compare_command(
     for planned, folder in zip(plans, folders, strict=True):
         check(planned.made, folder, datasets.of(planned.made))
         _check_alike(planned.made, folder)
-    sink = progress.shown(out, len(plans), [planned.setting for planned in plans])
+    display = progress.Display(out, len(plans))
     ends: dict[tuple[str, str], list[End]] = {(p.setting, p.name): [] for p in plans}
     try:
         for planned, folder in zip(plans, folders, strict=True):
             dataset = datasets.of(planned.made)
-            experiment = Experiment(planned.made, folder, resume=True, dataset=dataset, sinks=[sink])
+            sinks = [progress.shown(display, planned.setting)]
+            experiment = Experiment(planned.made, folder, resume=True, dataset=dataset, sinks=sinks)
             found = ends[planned.setting, planned.name]
             try:
                 found.append(end(experiment.run()))
