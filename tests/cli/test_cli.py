@@ -18,6 +18,7 @@ from rich.console import Console
 
 from fedrecall import config as configs
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.backends.vectorised import Vectorised
 from fedrecall.cli import main, progress
 from fedrecall.cli.app import app
 from fedrecall.cli.commands.compare import End, end, plan, row, table
@@ -350,6 +351,94 @@ def test_brackets_of_names_and_headings_are_shown(capsys):
     said = capsys.readouterr().out
     assert said.count("my[x]/a.py:A") == 2
     assert "[both seeds]" in said
+
+
+STACKED = [*SMALL, "--precision", "float64", "--backend", "vectorised"]
+
+
+@pytest.fixture
+def stacked(monkeypatch):
+    """The sizes of the stacks that are trained."""
+    sizes, real = [], Vectorised.map_all
+    monkeypatch.setattr(
+        Vectorised, "map_all", lambda self, tasks: sizes.append(len(tasks)) or real(self, tasks)
+    )
+    return sizes
+
+
+def test_runs_whose_steps_are_the_same_are_compared_as_one_stack(call, tmp_path, stacked):
+    words = ["compare", "fedavg", "fedntd", "--seeds", "2", "--over", "partition=iid,shards:2"]
+    code, out, err = call(*words, *STACKED, "--json", "many.json", "--out", "all")
+    assert code == 0, err
+    assert stacked == [12, 12, 12, 12]  # of each algorithm both rounds of two seeds by two partitions
+    assert "fedntd, partition=shards:2, seed 1: round 2/2" in out
+    serial = [*STACKED, "--backend", "serial", "--json", "one.json", "--out", "one"]
+    assert call(*words, *serial)[0] == 0
+    many, one = (json.loads((tmp_path / f"{name}.json").read_text())["tables"] for name in ("many", "one"))
+    for row_ in (r for t in (*many, *one) for r in t["rows"]):
+        del row_["seconds"]
+    assert many == one
+    for folder in (tmp_path / "all").iterdir():
+        losses, alone = (
+            [r["train_loss"] for r in RunFolder(tmp_path / base / folder.name).metrics()]
+            for base in ("all", "one")
+        )
+        assert losses == pytest.approx(alone, rel=1e-11)
+
+
+def test_runs_of_a_stack_go_on_when_one_of_them_diverges(call, tmp_path, stacked):
+    words = ["compare", "fedavg", "--over", "lr=1e300,0.1", *STACKED, "--seeds", "2", "--json", "t.json"]
+    code, out, _ = call(*words)
+    assert code == 2
+    assert stacked == [12, 6]
+    assert "2 failed" in out
+    bad, good = (t["rows"][0] for t in json.loads((tmp_path / "t.json").read_text())["tables"])
+    assert [bad["accuracy"], good["failed"]] == [[None, None]] * 2
+    assert all("every client of the round failed" in why for why in bad["failed"])
+    assert call("compare", "fedavg", "--lr", "0.1", *STACKED, "--seeds", "2", "--json", "one.json")[0] == 0
+    (alone,) = json.loads((tmp_path / "one.json").read_text())["rows"]
+    assert good["accuracy"] == alone["accuracy"]
+
+
+def test_a_stack_that_is_stopped_is_gone_on_with(call, tmp_path, monkeypatch, stacked):
+    words = ["compare", "fedavg", "fedntd", *STACKED, "--json", "t.json", "--out", "all"]
+    assert call(*words[:2], *words[3:], "--seed", "1")[0] == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(progress, "shown", lambda *_: Kills(signal.SIGINT))
+        code, out, err = call(*words, "--seeds", "2")
+    assert code == 130
+    assert "stopped after round 1; what was done is saved." in err
+    assert "1 not run" in out
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert [a is None for a in rows[0]["accuracy"]] == [True, False]  # each in the place of its seed
+    assert rows[1]["accuracy"] == [None, None]
+    assert not (tmp_path / "all" / "fedntd-seed0").exists()
+    del stacked[:]
+    assert call(*words, "--seeds", "2")[0] == 0
+    assert stacked == [3, 6, 6]
+    found = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert call(*words[:-2], "--seeds", "2", "--backend", "serial")[0] == 0
+    expected = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert [r["accuracy"] for r in found] == [r["accuracy"] for r in expected]
+
+
+def test_a_signal_in_the_last_round_of_a_stack_stops_the_next_one(call, monkeypatch, tmp_path):
+    sinks = iter([Kills(signal.SIGINT)])
+    monkeypatch.setattr(progress, "shown", lambda *_: next(sinks, Kills(0)))  # the first run's kills
+    words = [*STACKED, "--rounds", "1", "--seeds", "2", "--out", "x", "--json", "t.json"]
+    code, _, err = call("compare", "fedavg", "fedprox", *words)
+    assert code == 130
+    assert "stopped after round 1; what was done is saved." in err
+    assert not (tmp_path / "x" / "fedprox-seed0").exists()
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert [None in r["accuracy"] for r in rows] == [False, True]
+
+
+def test_the_examples_of_a_comparison_are_moved_to_the_device_once(call, copies):
+    for backend in ("serial", "vectorised"):
+        copies.clear()
+        assert call("compare", "fedavg", "fedntd", *STACKED, "--backend", backend, "--seeds", "2")[0] == 0
+        assert len(copies) == 1
 
 
 def test_what_stops_a_comparison_does_not_take_what_it_found_before(call, monkeypatch):
