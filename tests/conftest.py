@@ -1,6 +1,8 @@
 """Settings of the whole test suite."""
 
 import os
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -27,3 +29,20 @@ def _seed() -> None:
 def _width(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is printed is as wide on every terminal."""
     monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The images that data sets come to have on a device that is none of the processor's."""
+    from fedrecall.data.store import Dataset
+
+    made: list[torch.Tensor] = []
+
+    def to(self: Dataset, device: Any) -> Dataset:
+        if any(self.train.x is x for x in made):  # they are there
+            return self
+        made.append(self.train.x.clone())
+        return replace(self, train=replace(self.train, x=made[-1]))
+
+    monkeypatch.setattr(Dataset, "to", to)
+    return made

@@ -33,7 +33,7 @@ def test_a_run_says_how_it_goes_on_the_error_stream(capfd):
 
 def test_what_a_program_prints_stays_where_it_prints(capsys):
     """Beside a bar, which is on the error stream."""
-    bar = progress.shown(Console(file=io.StringIO(), force_terminal=True))
+    bar = progress.shown(progress.Display(Console(file=io.StringIO(), force_terminal=True)))
     bar.begin({"algorithm": {"name": "fedavg"}, "seed": 0, "rounds": 2}, [])
     print("mine")
     bar.end()
@@ -42,7 +42,7 @@ def test_what_a_program_prints_stays_where_it_prints(capsys):
 
 def test_a_closed_stream_ends_no_training():
     shown = io.StringIO()
-    sink = progress.shown(Console(file=shown))
+    sink = progress.shown(progress.Display(Console(file=shown)))
     shown.close()
     with pytest.warns(RuntimeWarning, match="progress cannot be shown any more"):
         sink.begin({"algorithm": {"name": "fedavg"}, "seed": 0, "rounds": 2}, [])

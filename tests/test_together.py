@@ -16,9 +16,9 @@ from fedrecall import trees
 from fedrecall.backends import vectorised
 from fedrecall.backends.backend import Job
 from fedrecall.backends.vectorised import Vectorised
-from fedrecall.errors import Interrupted, UserError
+from fedrecall.errors import Diverged, Interrupted, UserError
 from fedrecall.experiment import Experiment
-from fedrecall.together import group, run_together
+from fedrecall.together import group, play, run_together, stacks
 
 RUNS: list[dict[str, Any]] = [
     {"algorithm": "fedntd", "seed": 1},
@@ -176,6 +176,56 @@ def test_a_failing_run_lets_go_of_every_folder(tmp_path: Path):
     assert [len(e.history) for e in again] == [1, 0]
     for e in again:
         e.close()
+
+
+@pytest.mark.parametrize("backend", ["vectorised", "serial"])
+def test_a_run_that_diverges_ends_alone_and_at_once(tmp_path: Path, backend: str):
+    runs = [{"seed": s, "training": {"lr": lr}} for s, lr in ((1, 0.05), (2, 1e300), (3, 0.05))]
+    ends: dict[int, Any] = {}
+    for places in [[0, 1, 2]] if backend == "vectorised" else [[0], [1], [2]]:
+        made = [experiment("fedavg", tmp_path / str(i), **runs[i], backend=backend) for i in places]
+
+        def ended(k: int, end: Any, places: list[int] = places, made: list[Experiment] = made) -> None:
+            ends[places[k]] = end
+            assert made[k].folder is not None
+            made[k].folder.acquire()  # it has been let go
+            made[k].folder.release()
+            if isinstance(end, Diverged):
+                assert all(i == 1 or ends.get(i) is None for i in places)
+
+        play(made, ended)
+    assert ends.keys() == {0, 1, 2}
+    assert "every client of the round failed" in str(ends[1])
+    for i in (0, 2):
+        assert_same(ends[i].weights, experiment("fedavg", **runs[i]).run().weights, 1e-12)
+
+
+def test_a_signal_in_the_last_round_is_heeded_when_all_have_ended():
+    made = together(RUNS[4:6], rounds=1)
+    made[0].sinks.append(Signal())
+    ended: list[int] = []
+    with pytest.raises(Interrupted, match="after round 1"):
+        play(made, lambda k, end: ended.append(k))
+    assert ended == [0, 1]
+
+
+def test_runs_are_played_side_by_side_where_that_makes_stacks(monkeypatch: pytest.MonkeyPatch):
+    names = ["fedavg", "fedntd", "fedavg", "fedntd"]
+
+    def of(*backends: str) -> list[list[int]]:
+        return stacks(
+            [
+                configs.make({"algorithm": name, "backend": backend, "seed": i})
+                for i, (name, backend) in enumerate(zip(names, backends, strict=True))
+            ]
+        )
+
+    assert of(*["vectorised"] * 4) == [[0, 2], [1, 3]]
+    assert of("vectorised", "serial", "vectorised", "processes") == [[0, 2], [1], [3]]
+    assert of(*["auto"] * 4) == [[0], [1], [2], [3]]  # on a CPU it stacks none
+    monkeypatch.setattr("fedrecall.together.device_of", lambda config: torch.device("cuda"))
+    assert of(*["auto"] * 4) == [[0, 2], [1, 3]]
+    assert of(*["serial"] * 4) == [[0], [1], [2], [3]]
 
 
 class Replayed:

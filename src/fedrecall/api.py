@@ -52,7 +52,7 @@ def _shown() -> list[Sink]:
         from fedrecall.cli import progress
     except ModuleNotFoundError:
         return []
-    return [progress.shown(Console(stderr=True))]
+    return [progress.shown(progress.Display(Console(stderr=True)))]
 
 
 def _named_and_made(sinks: Any) -> tuple[list[str], list[Any]]:

@@ -8,7 +8,7 @@ experiments, the same loop over rounds, the same run folders.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,11 @@ from fedrecall.backends import OPTIONS
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.vectorised import Vectorised
 from fedrecall.config import Config
-from fedrecall.errors import Interrupted, UserError
-from fedrecall.experiment import Experiment, Result, signals
+from fedrecall.errors import Diverged, Interrupted, UserError
+from fedrecall.experiment import Experiment, Result, device_of, signals
+
+Ended = Callable[[int, Result | Diverged], None]
+"""Whoever is told how a run ended, the one at this place, as soon as it has."""
 
 
 def run_together(experiments: Sequence[Experiment]) -> list[Result]:
@@ -28,11 +31,47 @@ def run_together(experiments: Sequence[Experiment]) -> list[Result]:
     The first one that fails stops all of them; like after a signal, each can be resumed from its
     last checkpoint.
     """
+    results: dict[int, Result] = {}
+
+    def ended(i: int, end: Result | Diverged) -> None:
+        if isinstance(end, Diverged):
+            raise end
+        results[i] = end
+
+    side_by_side(experiments, ended)
+    return [results[i] for i in range(len(experiments))]
+
+
+def play(experiments: Sequence[Experiment], ended: Ended) -> None:
+    """Play runs of one of the `stacks` to their ends; if one diverges, the others go on.
+
+    Raise Interrupted if a signal came, though it was in their last round.
+    """
+    if len(experiments) > 1:
+        side_by_side(experiments, ended)
+    else:
+        end: Result | Diverged
+        try:
+            end = experiments[0].run()
+        except Diverged as error:
+            end = error
+        ended(0, end)
+    for experiment in experiments:
+        experiment.heed_stop()
+
+
+def side_by_side(experiments: Sequence[Experiment], ended: Ended) -> None:
+    """Play all rounds of all experiments; what ``ended`` raises stops all of them."""
     backends: dict[int, Vectorised] = {}
     groups = group([e.config for e in experiments], [had_once(e) for e in experiments])
     works = [e.work for e in experiments]
-    results: dict[int, Result] = {}
+    left = dict(enumerate(experiments))
     stopped: Interrupted | None = None
+
+    def over(i: int, end: Result | Diverged) -> None:
+        left.pop(i).close()
+        ended(i, end)
+
     try:
         for experiment in experiments:
             experiment.begin()
@@ -45,7 +84,9 @@ def run_together(experiments: Sequence[Experiment]) -> list[Result]:
                     try:
                         asked[i] = loops[i].send(answer)
                     except StopIteration as done:
-                        results[i] = done.value
+                        over(i, done.value)
+                    except Diverged as error:
+                        over(i, error)
                     except Interrupted as interrupted:  # the others finish their rounds, too
                         stopped = interrupted
                 answers = {i: [] for i in asked}
@@ -63,11 +104,10 @@ def run_together(experiments: Sequence[Experiment]) -> list[Result]:
     finally:
         for backend in backends.values():
             backend.close()
-        for experiment in experiments:
+        for experiment in left.values():
             experiment.close()
     if stopped is not None:
         raise stopped
-    return [results[i] for i in range(len(experiments))]
 
 
 def open_vectorised(config: Config, work: Work) -> Vectorised:
@@ -104,3 +144,19 @@ def group(configs: Sequence[Config], given: Sequence[Any] | None = None) -> list
         step = (c.algorithm, c.model, *inputs, *where, given[i] if given is not None else None)
         groups.setdefault(repr(step), []).append(i)
     return list(groups.values())
+
+
+def stackable(config: Config) -> bool:
+    """Whether the run's clients are trained as a stack, which those of others can join."""
+    backend = config.backend.partition(":")[0]
+    return backend == "vectorised" or (backend == "auto" and device_of(config).type != "cpu")
+
+
+def stacks(configs: Sequence[Config]) -> list[list[int]]:
+    """The runs as they are best played: side by side where they can share a backend, else one by one.
+
+    Others would take turns on the device and, side by side, all hold its memory: that gains nothing.
+    """
+    able = [i for i, c in enumerate(configs) if stackable(c)]
+    shared = [[able[j] for j in members] for members in group([configs[i] for i in able])]
+    return sorted(shared + [[i] for i in range(len(configs)) if i not in able])

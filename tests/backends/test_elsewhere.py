@@ -10,13 +10,14 @@ import os
 import shutil
 import subprocess
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.algorithms.cases import BATCH_NORM, CASES, NORMED, VARIANTS, Case, assert_same, experiment
+from tests.algorithms.cases import BATCH_NORM, CASES, NORMED, VARIANTS, Case, assert_same, data, experiment
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.cpp_extension import include_paths, library_paths
@@ -26,6 +27,7 @@ from fedrecall.backends.serial import Serial
 from fedrecall.backends.vectorised import Options, Vectorised
 from fedrecall.experiment import Experiment
 from fedrecall.measures import MEASURES
+from fedrecall.together import run_together
 
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
 pytestmark = [
@@ -137,6 +139,24 @@ def test_every_measure_and_a_run_that_goes_on(spec: str, there: Any, tmp_path: P
             np.testing.assert_allclose(
                 _numbers(a[name]), _numbers(b[name]), rtol=1e-6, atol=1e-9, err_msg=name
             )
+
+
+def test_runs_side_by_side_share_a_data_set_that_lies_there(elsewhere, monkeypatch, tmp_path: Path):
+    expected = [experiment("fedntd", seed=seed, **SETTINGS) for seed in (1, 2)]
+    for one in expected:
+        one.run()
+    monkeypatch.setattr("fedrecall.experiment.device_of", lambda config: elsewhere)
+    given = data().to(elsewhere)
+    made = [
+        Experiment(replace(one.config, backend="vectorised"), tmp_path / str(i), dataset=given)
+        for i, one in enumerate(expected)
+    ]
+    assert all(one.federation.dataset.train.x is given.train.x for one in made)
+    run_together(made)
+    for mine, theirs in zip(made, expected, strict=True):
+        assert_same(on_cpu(mine.server), theirs.server, 1e-9)
+    again = Experiment(replace(made[0].config, rounds=3), tmp_path / "0", resume=True, dataset=data())
+    again.close()  # it is known as the data that the run was begun on
 
 
 def _numbers(value: Any) -> list[float]:

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from fedrecall import config as configs
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.backends.vectorised import Vectorised
 from fedrecall.cli import main, progress
 from fedrecall.cli.app import app
 from fedrecall.cli.commands.compare import End, end, plan, row, table
@@ -351,6 +352,94 @@ def test_brackets_of_names_and_headings_are_shown(capsys):
     said = capsys.readouterr().out
     assert said.count("my[x]/a.py:A") == 2
     assert "[both seeds]" in said
+
+
+STACKED = [*SMALL, "--precision", "float64", "--backend", "vectorised"]
+
+
+@pytest.fixture
+def stacked(monkeypatch):
+    """The sizes of the stacks that are trained."""
+    sizes, real = [], Vectorised.map_all
+    monkeypatch.setattr(
+        Vectorised, "map_all", lambda self, tasks: sizes.append(len(tasks)) or real(self, tasks)
+    )
+    return sizes
+
+
+def test_runs_whose_steps_are_the_same_are_compared_as_one_stack(call, tmp_path, stacked):
+    words = ["compare", "fedavg", "fedntd", "--seeds", "2", "--over", "partition=iid,shards:2"]
+    code, out, err = call(*words, *STACKED, "--json", "many.json", "--out", "all")
+    assert code == 0, err
+    assert stacked == [12, 12, 12, 12]  # of each algorithm both rounds of two seeds by two partitions
+    assert "fedntd, partition=shards:2, seed 1: round 2/2" in out
+    serial = [*STACKED, "--backend", "serial", "--json", "one.json", "--out", "one"]
+    assert call(*words, *serial)[0] == 0
+    many, one = (json.loads((tmp_path / f"{name}.json").read_text())["tables"] for name in ("many", "one"))
+    for row_ in (r for t in (*many, *one) for r in t["rows"]):
+        del row_["seconds"]
+    assert many == one
+    for folder in (tmp_path / "all").iterdir():
+        losses, alone = (
+            [r["train_loss"] for r in RunFolder(tmp_path / base / folder.name).metrics()]
+            for base in ("all", "one")
+        )
+        assert losses == pytest.approx(alone, rel=1e-11)
+
+
+def test_runs_of_a_stack_go_on_when_one_of_them_diverges(call, tmp_path, stacked):
+    words = ["compare", "fedavg", "--over", "lr=1e300,0.1", *STACKED, "--seeds", "2", "--json", "t.json"]
+    code, out, _ = call(*words)
+    assert code == 2
+    assert stacked == [12, 6]
+    assert "2 failed" in out
+    bad, good = (t["rows"][0] for t in json.loads((tmp_path / "t.json").read_text())["tables"])
+    assert [bad["accuracy"], good["failed"]] == [[None, None]] * 2
+    assert all("every client of the round failed" in why for why in bad["failed"])
+    assert call("compare", "fedavg", "--lr", "0.1", *STACKED, "--seeds", "2", "--json", "one.json")[0] == 0
+    (alone,) = json.loads((tmp_path / "one.json").read_text())["rows"]
+    assert good["accuracy"] == alone["accuracy"]
+
+
+def test_a_stack_that_is_stopped_is_gone_on_with(call, tmp_path, monkeypatch, stacked):
+    words = ["compare", "fedavg", "fedntd", *STACKED, "--json", "t.json", "--out", "all"]
+    assert call(*words[:2], *words[3:], "--seed", "1")[0] == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(progress, "shown", lambda *_: Kills(signal.SIGINT))
+        code, out, err = call(*words, "--seeds", "2")
+    assert code == 130
+    assert "stopped after round 1; what was done is saved." in err
+    assert "1 not run" in out
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert [a is None for a in rows[0]["accuracy"]] == [True, False]  # each in the place of its seed
+    assert rows[1]["accuracy"] == [None, None]
+    assert not (tmp_path / "all" / "fedntd-seed0").exists()
+    del stacked[:]
+    assert call(*words, "--seeds", "2")[0] == 0
+    assert stacked == [3, 6, 6]
+    found = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert call(*words[:-2], "--seeds", "2", "--backend", "serial")[0] == 0
+    expected = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert [r["accuracy"] for r in found] == [r["accuracy"] for r in expected]
+
+
+def test_a_signal_in_the_last_round_of_a_stack_stops_the_next_one(call, monkeypatch, tmp_path):
+    sinks = iter([Kills(signal.SIGINT)])
+    monkeypatch.setattr(progress, "shown", lambda *_: next(sinks, Kills(0)))  # the first run's kills
+    words = [*STACKED, "--rounds", "1", "--seeds", "2", "--out", "x", "--json", "t.json"]
+    code, _, err = call("compare", "fedavg", "fedprox", *words)
+    assert code == 130
+    assert "stopped after round 1; what was done is saved." in err
+    assert not (tmp_path / "x" / "fedprox-seed0").exists()
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert [None in r["accuracy"] for r in rows] == [False, True]
+
+
+def test_the_examples_of_a_comparison_are_moved_to_the_device_once(call, copies):
+    for backend in ("serial", "vectorised"):
+        copies.clear()
+        assert call("compare", "fedavg", "fedntd", *STACKED, "--backend", backend, "--seeds", "2")[0] == 0
+        assert len(copies) == 1
 
 
 def test_what_stops_a_comparison_does_not_take_what_it_found_before(call, monkeypatch):
@@ -918,7 +1007,7 @@ CONFIG = {"algorithm": {"name": "fedavg"}, "seed": 0, "rounds": 6}
 def test_a_log_has_a_line_now_and_then_and_one_of_every_failure_and_of_the_end(capsys, monkeypatch):
     now = iter([100.0, 101.0, 101.5, 102.5, 103.0, 103.4])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
-    lines = progress.Lines(Console(width=80))
+    lines = progress.Lines(progress.Display(Console(width=80)))
     lines.begin(CONFIG, [])
     for number in range(1, 7):
         lines.record(a_round(number, ["client 3 gave NaN"] if number == 3 else []))
@@ -930,16 +1019,56 @@ def test_a_log_has_a_line_now_and_then_and_one_of_every_failure_and_of_the_end(c
     assert capsys.readouterr().out == "fedavg seed 0: 6 rounds after round 4\n"
 
 
+def test_of_runs_side_by_side_a_log_says_whose_a_round_is_and_is_no_longer_for_it(capsys, monkeypatch):
+    now = iter([100.0, 100.1, 103.0, 103.1, 104.0, 104.2, 106.0, 107.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    display = progress.Display(Console(width=80), 3)
+    runs = [progress.Lines(display) for _ in range(2)]
+    for seed, run in enumerate(runs):
+        run.begin(CONFIG | {"seed": seed, "rounds": 4}, [])
+    for number in (1, 2, 3):
+        for run in runs:
+            run.record(a_round(number))
+    for run in runs:
+        run.record(a_round(4))
+        run.end()
+    said = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert said[2:] == [f"fedavg seed {s}: round {r}/4" for r in (1, 3, 4) for s in (0, 1)]
+    now = iter([200.0])
+    alone = progress.Lines(display)
+    alone.begin(CONFIG, [])
+    alone.record(a_round(1))
+    assert capsys.readouterr().out.splitlines()[1].startswith("round 1/6")
+
+
+def test_runs_side_by_side_have_a_bar_each_until_the_last_of_them_is_over():
+    drawn = io.StringIO()
+    display = progress.Display(Console(file=drawn, width=120, force_terminal=True), 2)
+    runs = [progress.shown(display) for _ in range(2)]
+    for seed, run in enumerate(runs):
+        run.begin(CONFIG | {"seed": seed}, [])
+    runs[0].record(a_round(3))
+    runs[0].end()
+    assert display.bars.live.is_started
+    runs[1].record(a_round(5))
+    runs[1].end()
+    assert not display.bars.live.is_started
+    last = drawn.getvalue()[drawn.getvalue().rindex("fedavg seed 0 (1 of 2)") :]
+    assert "3/6" in last
+    assert "5/6" in last[last.index("fedavg seed 1 (2 of 2)") :]
+
+
 def test_runs_that_only_a_setting_tells_apart_are_shown_with_it(capsys):
-    lines = progress.Lines(Console(width=80), ["lr=0.1", "lr=0.2"])
-    for _ in range(2):
-        lines.begin(CONFIG, [])
+    display = progress.Display(Console(width=80), 2)
+    for setting in ("lr=0.1", "lr=0.2"):
+        progress.shown(display, setting).begin(CONFIG, [])
     assert capsys.readouterr().out.splitlines() == [
         "fedavg, lr=0.1, seed 0: 6 rounds",
         "fedavg, lr=0.2, seed 0: 6 rounds",
     ]
     drawn = io.StringIO()
-    bar = progress.Bar(Console(file=drawn, width=120, force_terminal=True), 2, ["lr=0.1"])
+    display = progress.Display(Console(file=drawn, width=120, force_terminal=True), 2)
+    bar = progress.shown(display, "lr=0.1")
     bar.begin(CONFIG, [])
     bar.end()
     assert "fedavg, lr=0.1, seed 0 (1 of 2)" in drawn.getvalue()
@@ -947,11 +1076,13 @@ def test_runs_that_only_a_setting_tells_apart_are_shown_with_it(capsys):
 
 def test_a_bar_begins_where_the_run_goes_on():
     drawn = io.StringIO()
-    bar = progress.Bar(Console(file=drawn, width=120, force_terminal=True), 2)
+    display = progress.Display(Console(file=drawn, width=120, force_terminal=True), 2)
+    bar = progress.Bar(display)
     bar.begin(CONFIG, [{}] * 4)
     bar.end()
     assert "4/6" in drawn.getvalue()
     assert "fedavg seed 0 (1 of 2)" in drawn.getvalue()
+    bar = progress.Bar(display)
     bar.begin(CONFIG, [])
     bar.record(a_round(2))
     bar.end()
@@ -962,10 +1093,11 @@ def test_a_bar_begins_where_the_run_goes_on():
 @pytest.mark.parametrize("width", [80, 140])
 def test_a_bar_shows_the_round_its_numbers_and_the_time_left_however_long_a_round_takes(width):
     now, drawn = [0.0], io.StringIO()
-    bar = progress.Bar(Console(file=drawn, width=width, force_terminal=True))
-    bar._progress.get_time = lambda: now[0]
+    display = progress.Display(Console(file=drawn, width=width, force_terminal=True))
+    display.bars.get_time = lambda: now[0]
+    bar = progress.Bar(display)
     bar.begin({**CONFIG, "rounds": 200}, [])
-    bar._progress.tasks[0]._get_time = lambda: now[0]
+    display.bars.tasks[0]._get_time = lambda: now[0]
     for number in range(1, 11):
         now[0] += 90.0
         bar.record({**a_round(number), "accuracy": 0.5, "forgetting": 0.1, "seconds": {"train": 90.0}})
@@ -982,7 +1114,7 @@ def test_what_cannot_be_shown_is_said_once():
             raise OSError(errno.ENOSPC, "no space left")
 
     console = Console(file=Full(), width=80)
-    sink = progress.shown(console)
+    sink = progress.shown(progress.Display(console))
     with pytest.warns(RuntimeWarning, match=r"cannot be shown any more \(no space left\)"):
         sink.begin(CONFIG, [])
     with warnings.catch_warnings():

@@ -16,7 +16,7 @@ from fedrecall import files
 from fedrecall.cli import main, progress
 from fedrecall.cli.commands.reproduce import named_methods
 from fedrecall.data.datasets import DATASETS, load
-from fedrecall.errors import UserError
+from fedrecall.errors import Diverged, UserError
 from fedrecall.experiment import Experiment
 from fedrecall.papers import PAPERS, load_paper, table
 from fedrecall.papers.page import render
@@ -330,6 +330,29 @@ def test_a_run_that_turns_to_nan_is_noted_as_failed_and_the_next_goes_on(root, t
         TABLE1, cells, [0], Results(found), tmp_path, rounds=2, backend="serial", **{"training.lr": 1e30}
     )
     assert again == []
+
+
+def test_seeds_of_a_stack_go_on_when_one_of_them_turns_to_nan(root, tmp_path, monkeypatch, copies):
+    def fails(self, failures, visits):
+        if self.config.seed == 1:
+            raise Diverged("it is no number.")
+
+    class Counts(Silent):
+        def begin(self, config, history):
+            begun.append(config["seed"])
+
+    monkeypatch.setattr(Experiment, "check_failures", fails)
+    cells, said, begun = TABLE1.choose(["cifar10/shard2"], ["fedavg"]), [], []
+    how = {"backend": "vectorised", "rounds": 2, "model": "mlp:4", "measures": (), "training.local_epochs": 1}
+    plans = plan(TABLE1, cells, range(3), Results(), tmp_path, **how)
+    carry_out(plans, tmp_path / "results", said.append, lambda _: Counts(), root)
+    assert [line for line in said if "failed" in line] == [
+        "fedntd/table1 cifar10/shard2 fedavg, seed 1 failed: it is no number."
+    ]
+    found = {r.config.seed: (r.done, r.failed) for r in Results.load(tmp_path / "results")}
+    assert found == {0: (2, None), 1: (0, "it is no number."), 2: (2, None)}
+    assert begun == [0, 1, 2]  # nobody was played again to find out who failed
+    assert len(copies) == 1
 
 
 def test_other_data_of_the_same_name_are_neither_run_on_nor_taken(call, root, tmp_path, monkeypatch):

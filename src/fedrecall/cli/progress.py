@@ -4,7 +4,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -56,12 +56,13 @@ def name(config: Mapping[str, Any], setting: str = "") -> str:
     return f"{text}{setting and f', {setting},'} seed {config['seed']}"
 
 
-class Bar:
-    """A progress bar; several runs can follow each other on one bar."""
+class Display:
+    """A console on which runs show how they go, one after another or side by side."""
 
-    def __init__(self, console: Console, total_runs: int = 1, settings: Iterable[str] = ()):
+    def __init__(self, console: Console, runs: int = 1):
+        self.console = console
         wrapped, whole = Column(), Column(no_wrap=True)
-        self._progress = Progress(
+        self.bars = Progress(
             TextColumn("{task.description}", table_column=wrapped),
             *([BarColumn()] if console.width >= ROOM_FOR_A_BAR else []),
             MofNCompleteColumn(table_column=whole),
@@ -71,16 +72,39 @@ class Bar:
             speed_estimate_period=A_DAY,  # by rich's own a round of half a minute has no pace
             redirect_stdout=sys.stdout.isatty(),  # what a program prints to a file stays in it
         )
-        self._total_runs, self._runs, self._settings = total_runs, 0, iter(settings)
+        self._runs, self._begun = runs, 0
+        self._going: set[Sink] = set()
+        self.beside = 0
+        """How many have gone side by side since the last time that none did."""
+
+    def begin(self, run: Sink) -> str:
+        """A run starts; which one that is, if there are several."""
+        self._begun += 1
+        self._going.add(run)
+        self.beside = max(self.beside, len(self._going))
+        return f" ({self._begun} of {self._runs})" if self._runs > 1 else ""
+
+    def end(self, run: Sink) -> bool:
+        """A run is over; whether none goes any more."""
+        self._going.discard(run)
+        if not self._going:
+            self.beside = 0
+        return not self._going
+
+
+class Bar:
+    """A run's progress bar."""
+
+    def __init__(self, display: Display, setting: str = ""):
+        self._display, self._setting = display, setting
         self._task = TaskID(0)
 
     def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
-        """A run starts."""
-        self._runs += 1
-        many = f" ({self._runs} of {self._total_runs})" if self._total_runs > 1 else ""
-        self._progress.start()
-        self._task = self._progress.add_task(
-            f"{name(config, next(self._settings, ''))}{many}",
+        """The run starts."""
+        which = self._display.begin(self)
+        self._display.bars.start()
+        self._task = self._display.bars.add_task(
+            f"{name(config, self._setting)}{which}",
             total=config["rounds"],
             completed=len(history),
             state="starting",
@@ -88,37 +112,43 @@ class Bar:
 
     def record(self, record: Mapping[str, Any]) -> None:
         """A round was played."""
-        self._progress.update(self._task, completed=record["round"], state=line(record))
+        self._display.bars.update(self._task, completed=record["round"], state=line(record))
 
     def end(self) -> None:
         """The run is over."""
-        self._progress.stop()
+        if self._display.end(self):
+            self._display.bars.stop()
 
 
 class Lines:
-    """A line now and then, for logs and pipes."""
+    """A line of a run now and then, for logs and pipes."""
 
-    def __init__(self, console: Console, settings: Iterable[str] = ()):
-        self._console, self._last, self._rounds, self._settings = console, 0.0, 0, iter(settings)
+    def __init__(self, display: Display, setting: str = ""):
+        self._display, self._setting = display, setting
+        self._last, self._rounds, self._name = 0.0, 0, ""
 
     def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
-        """A run starts."""
-        self._rounds = config["rounds"]
+        """The run starts."""
+        self._display.begin(self)
+        self._rounds, self._name = config["rounds"], name(config, self._setting)
         done = f" after round {len(history)}" if history else ""
-        self._print(f"{name(config, next(self._settings, ''))}: {self._rounds} rounds{done}")
+        self._print(f"{self._name}: {self._rounds} rounds{done}")
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """A round was played."""
-        now = time.monotonic()
-        if now - self._last >= PLAIN_SECONDS or record["round"] == self._rounds or record["failures"]:
+        """A round was played; of runs side by side each says which it is, and has a line more rarely."""
+        now, beside = time.monotonic(), self._display.beside
+        pause = PLAIN_SECONDS * beside
+        if now - self._last >= pause or record["round"] == self._rounds or record["failures"]:
             self._last = now
-            self._print(f"round {record['round']}/{self._rounds}  {line(record)}")
+            whose = f"{self._name}: " if beside > 1 else ""
+            self._print(f"{whose}round {record['round']}/{self._rounds}  {line(record)}")
 
     def end(self) -> None:
         """The run is over."""
+        self._display.end(self)
 
     def _print(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+        self._display.console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 class Dispensable:
@@ -153,10 +183,10 @@ class Dispensable:
             warnings.warn(f"progress cannot be shown any more ({why}); the work goes on.", RuntimeWarning)
 
 
-def shown(console: Console, total_runs: int = 1, settings: Iterable[str] = ()) -> Sink:
-    """The right way to show progress on this console, of runs that follow each other.
+def shown(display: Display, setting: str = "") -> Sink:
+    """The right way to show on this display how a run goes.
 
-    ``settings`` tell them apart, in words, where their algorithms and seeds do not.
+    ``setting`` tells it from others, in words, where its algorithm and seed do not.
     """
-    bar = console.is_terminal
-    return Dispensable(console, Bar(console, total_runs, settings) if bar else Lines(console, settings))
+    kind = Bar if display.console.is_terminal else Lines
+    return Dispensable(display.console, kind(display, setting))

@@ -17,7 +17,7 @@ from fedrecall.config import MAY_CHANGE, Config
 from fedrecall.data import datasets
 from fedrecall.data.datasets import DATASETS, Dataset
 from fedrecall.errors import Diverged, NothingYet, UserError
-from fedrecall.experiment import Experiment, Sink, device_of
+from fedrecall.experiment import Experiment, Result, Sink, device_of
 from fedrecall.papers.paper import Cell, Table, Variant, load_paper
 from fedrecall.papers.results import (
     PRECISIONS,
@@ -34,6 +34,7 @@ from fedrecall.papers.results import (
 )
 from fedrecall.records import RunFolder
 from fedrecall.reports.runs import Run
+from fedrecall.together import play, stackable
 
 Say = Callable[[str], None]
 
@@ -155,11 +156,6 @@ def _played(folder: Path) -> int:
 
 def stacks(plans: Sequence[Plan]) -> list[list[Plan]]:
     """The plans as they are run: all seeds of a cell as one stack where a GPU takes them, else one by one."""
-
-    def stackable(config: Config) -> bool:
-        backend = config.backend.partition(":")[0]
-        return backend == "vectorised" or (backend == "auto" and device_of(config).type != "cpu")
-
     found: dict[str, list[Plan]] = {}
     for p in plans:
         key = identity(p.config) if stackable(p.config) else str(p.folder)
@@ -246,16 +242,16 @@ def carry_out(
     plans: Sequence[Plan],
     results: Path,
     say: Say,
-    progress: Callable[[int], Sink],
+    shown: Callable[[Plan], Sink],
     data_root: Path | None = None,
 ) -> list[str]:
     """Make the runs; returns why some could not be made. What is done is saved at every moment.
 
-    None is made on other data than the paper's: a part of them, say, under their name.
+    None is made on other data than the paper's: a part of them, say, under their name. ``shown``: who shows
+    how a run goes.
     """
     left_out: list[str] = []
     pace = Pace(say, plans)
-    shown = progress(len(plans))
     loaded: dict[str, Dataset | None] = {}
     for stack in stacks(plans):
         dataset = _load(stack[0], loaded, left_out, data_root)
@@ -271,7 +267,8 @@ def carry_out(
 def _load(
     made: Plan, loaded: dict[str, Dataset | None], left_out: list[str], root: Path | None
 ) -> Dataset | None:
-    key = json.dumps(made.config.dataset, sort_keys=True)
+    """The data set of a run, on the device: once there for all of its runs."""
+    key, device = json.dumps(made.config.dataset, sort_keys=True), device_of(made.config)
     if key not in loaded:
         for other, kept in list(loaded.items()):
             if kept is not None:  # one at a time in memory; what could not be had is known
@@ -280,36 +277,35 @@ def _load(
             found = datasets.load(made.config.dataset, root=root)
             if strange := unlike(made.config, provenance.facts(found)):
                 raise UserError(f"what was found is {strange}: name a folder that has it with --data-root.")
-            loaded[key] = found
+            loaded[key] = found.to(device)
         except UserError as error:
             loaded[key] = None
             left_out.append(str(error))
     return loaded[key]
 
 
-def _run(stack: Sequence[Plan], dataset: Dataset, results: Path, pace: Pace, shown: Sink, say: Say) -> None:
+def _run(
+    stack: Sequence[Plan],
+    dataset: Dataset,
+    results: Path,
+    pace: Pace,
+    shown: Callable[[Plan], Sink],
+    say: Say,
+) -> None:
     experiments, keepers = [], []
-    for number, p in enumerate(stack):
+    for p in stack:
         keeper = Keeper(p.config, results, partial(_starts, p.folder, provenance.facts(dataset)))
-        sinks = [keeper, pace.of(p)] if number else [keeper, pace.of(p), shown]
+        sinks = [keeper, pace.of(p), shown(p)]
         experiments.append(Experiment(p.config, p.folder, resume=True, dataset=dataset, sinks=sinks))
         keepers.append(keeper)
-    try:
-        if len(experiments) == 1:
-            experiments[0].run()
-        else:
-            from fedrecall.together import run_together
 
-            run_together(experiments)
-        for experiment in experiments:
-            experiment.heed_stop()
-    except Diverged as error:
-        if len(stack) > 1:  # who it was is told apart by making them one by one
-            for p in stack:
-                _run([p], dataset, results, pace, shown, say)
-            return
-        keepers[0].failed(str(error))
-        say(f"{stack[0].label} failed: {error}")
+    def ended(number: int, end: Result | Diverged) -> None:
+        if isinstance(end, Diverged):
+            keepers[number].failed(str(end))
+            pace.over([stack[number]])
+            say(f"{stack[number].label} failed: {end}")
+
+    play(experiments, ended)
 
 
 def _starts(folder: Path, data: dict[str, Any]) -> list[dict[str, Any]]:

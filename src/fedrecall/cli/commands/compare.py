@@ -22,14 +22,15 @@ from fedrecall.cli.options import DataRoot, Set, Settings, gather, several, with
 from fedrecall.config import Config
 from fedrecall.data.datasets import Dataset, load
 from fedrecall.errors import Diverged, UserError
-from fedrecall.experiment import Experiment, Result, check
+from fedrecall.experiment import Experiment, Result, check, device_of
 from fedrecall.models.networks import MODELS
 from fedrecall.records import RunFolder
 from fedrecall.reports.statistics import paired_difference, summary
+from fedrecall.together import play, stacks
 
 
 class End(NamedTuple):
-    """What a run has to show: numbers, or why there are none."""
+    """What a run has to show: numbers, or why there are none; neither of one that did not come to its end."""
 
     accuracy: float | None = None
     forgetting: float | None = None
@@ -42,7 +43,7 @@ class End(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm's runs, an entry a seed: None where the run failed."""
+    """One algorithm's runs, an entry a seed: None where the run failed, or was not played to its end."""
 
     name: str
     accuracy: list[float | None]
@@ -112,27 +113,18 @@ def compare_command(
     for planned, folder in zip(plans, folders, strict=True):
         check(planned.made, folder, datasets.of(planned.made))
         _check_alike(planned.made, folder)
-    sink = progress.shown(out, len(plans), [planned.setting for planned in plans])
-    ends: dict[tuple[str, str], list[End]] = {(p.setting, p.name): [] for p in plans}
+    display = progress.Display(out, len(plans))
+    ends: dict[int, End] = {}
     try:
-        for planned, folder in zip(plans, folders, strict=True):
-            dataset = datasets.of(planned.made)
-            experiment = Experiment(planned.made, folder, resume=True, dataset=dataset, sinks=[sink])
-            found = ends[planned.setting, planned.name]
-            try:
-                found.append(end(experiment.run()))
-            except Diverged as error:
-                found.append(End(failed=str(error)))
-            experiment.heed_stop()
+        for stack in stacks([planned.made for planned in plans]):
+            _play({i: (plans[i], folders[i]) for i in stack}, datasets, display, ends)
     finally:  # what stops the comparison does not take what was found before
-        tables: dict[str, list[Row]] = {}
-        for (setting, name), found in ends.items():
-            tables.setdefault(setting, []).append(row(name, found))
+        tables = rows_of(plans, ends)
         if json is not None:  # before anything is printed, which may fail
             with files.placing(json):
                 files.write_json(json, _numbers(plans[0].made, tables, settings_))
         for setting, rows in tables.items():
-            if rows[0].accuracy:
+            if _played(rows[0]):
                 out.print(table(rows, seeds, setting))
             for r in rows:
                 for seed, why in enumerate(r.failed, start=plans[0].made.seed):
@@ -148,7 +140,7 @@ def compare_command(
 
 
 class Loaded:
-    """Data sets, each loaded once while runs of the same one follow each other."""
+    """Data sets, each loaded and moved to the device once while runs of the same one follow each other."""
 
     def __init__(self, root: Path | None):
         self._root = root
@@ -159,6 +151,7 @@ class Loaded:
         """That of a run."""
         if self._held is None or self._spec != config.dataset:
             self._held, self._spec = load(config.dataset, root=self._root), config.dataset
+        self._held = self._held.to(device_of(config))
         return self._held
 
 
@@ -246,12 +239,42 @@ def run_folder(planned: Planned, out: Path | None) -> Path | None:
     return None if out is None else out / f"{called}-seed{planned.made.seed}"
 
 
-def end(result: Result) -> End:
-    """The numbers of a run that went through."""
+def _play(
+    runs: Mapping[int, tuple[Planned, Path | None]],
+    datasets: Loaded,
+    display: progress.Display,
+    ends: dict[int, End],
+) -> None:
+    """Play one of the stacks; what its runs came to is noted at once, whatever comes of the others."""
+    dataset = datasets.of(next(iter(runs.values()))[0].made)
+    experiments = []
+    for planned, folder in runs.values():
+        sinks = [progress.shown(display, planned.setting)]
+        experiments.append(Experiment(planned.made, folder, resume=True, dataset=dataset, sinks=sinks))
+    places = list(runs)
+
+    def ended(number: int, found: Result | Diverged) -> None:
+        ends[places[number]] = end(found)
+
+    play(experiments, ended)
+
+
+def end(result: Result | Diverged) -> End:
+    """The numbers of a run that went through, or why it did not."""
+    if isinstance(result, Diverged):
+        return End(failed=str(result))
     last = result.history[-1]
     seconds = sum(h["seconds"]["train"] for h in result.history)
     sent = last["bytes_down"], last["bytes_up"]
     return End(result.accuracy, result.forgetting, seconds, *sent, last.get("epsilon"))
+
+
+def rows_of(plans: Sequence[Planned], ends: Mapping[int, End]) -> dict[str, list[Row]]:
+    """The rows of every setting, of the runs at these places that have ended."""
+    found: dict[str, dict[str, list[End]]] = {}
+    for i, planned in enumerate(plans):
+        found.setdefault(planned.setting, {}).setdefault(planned.name, []).append(ends.get(i, End()))
+    return {setting: [row(*item) for item in named.items()] for setting, named in found.items()}
 
 
 def row(name: str, ends: Sequence[End]) -> Row:
@@ -273,7 +296,8 @@ def table(rows: Sequence[Row], seeds: int, setting: str = "") -> Table:
     ends = {1: "", 2: " [both seeds]"}.get(seeds, " [95 % interval]")  # of two pairs it is the two values
     shown.add_column(Text(f"accuracy - {first.name}{ends}"), overflow="fold", min_width=8)
     for r in rows:
-        failed, left = len(_known(r.failed)), seeds - len(r.failed)
+        failed = len(_known(r.failed))
+        left = seeds - failed - len(_known(r.accuracy))
         lacking = (f"{failed} failed" if failed else "", f"{left} not run" if left else "")
         shown.add_row(
             Text(r.name),
@@ -286,6 +310,10 @@ def table(rows: Sequence[Row], seeds: int, setting: str = "") -> Table:
             Text("" if r is first else _against(first, r, seeds)),
         )
     return shown
+
+
+def _played(r: Row) -> bool:
+    return bool(_known(r.accuracy) or _known(r.failed))
 
 
 def _known(values: Sequence[Any]) -> list[Any]:

@@ -128,7 +128,8 @@ def reproduce_command(
     left_out: list[str] = []
     try:
         if plans:
-            left_out = carry_out(plans, results, _say, lambda n: progress.shown(out, n), data_root)
+            display = progress.Display(out, len(plans))
+            left_out = carry_out(plans, results, _say, lambda _: progress.shown(display), data_root)
     finally:
         out.print(comparison(chosen, cells, Results.load(results, own), variant))
     for reason in left_out:

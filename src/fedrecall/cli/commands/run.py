@@ -88,7 +88,7 @@ def _open(
     while True:
         folder = out_ if out_ is not None else unused(name_of(made), busy)
         try:
-            sinks = [progress.shown(out)]
+            sinks = [progress.shown(progress.Display(out))]
             return folder, Experiment(made, folder, resume=resume, data_root=data_root, sinks=sinks)
         except Busy:  # begun by somebody else since
             if out_ is not None:
