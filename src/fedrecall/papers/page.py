@@ -32,6 +32,7 @@ from fedrecall.papers.verdicts import (
     judge,
     level,
     level_agrees,
+    played,
     right_by_chance,
     tried,
 )
@@ -103,10 +104,11 @@ as failed is reproduced if half of the runs or more failed or end at {FAILED:g} 
 most, two points above chance; any other cell of which a run failed is not. That a lost client counts was
 decided when the first such run was seen (table 14, beta = 0.3, the only one).
 **Unfinished** rows were stopped early, and say after which round; the learning rate still falls and the
-model still learns until the last one, so they decide nothing. A method with the name of a **switch** behind
+model still learns until the last one, so they decide nothing. Nor does one without the run or the measure that its
+number needs besides, such as the baseline's seconds. A method with the name of a **switch** behind
 it was run with another reading of what its paper leaves open (`--switch`), said above the tables (of a cell
 that was run with switches alone, the row without is left out);
-with a **stand-in** it was run in a cheaper setup, of which only the gains compare. Gains are
+with a **stand-in** it was run in a cheaper setup, of which only the gains compare, so that no difference is given. Gains are
 paired: the same seeds, partition and clients for both methods.
 Methods below a table's own, without published numbers, are none of the paper's: any algorithm can be named
 as a method (`--methods fedavg,fedntd,mine.py:Mine`), and is played in the same setup.
@@ -415,11 +417,10 @@ def _row(paper: Paper, table: Table, cell: Cell, results: Results, variant: Vari
     verdicts = {q: judge(paper, table, cell, q, results, variant) for q in table.quantities}
     first = verdicts[table.quantities[0]]
     seeds = rounds = ""
-    if first.measured is not None:
-        of = cell.settings["rounds"]
-        seeds = str(first.measured.summary.n)
-        rounds = f"{of}" if first.measured.complete else f"**{first.measured.rounds}** of {of}"
-        seeds += _precision(cell, results, variant)
+    if (begun := played(cell.config(variant=variant), results)) is not None:
+        of, found = cell.settings["rounds"], first.measured
+        seeds = f"{found.summary.n if found else len(begun.runs)}{_precision(cell, results, variant)}"
+        rounds = f"{of}" if begun.complete else f"**{begun.rounds}** of {of}"
     return [
         cell.column,
         _method(cell, variant),
