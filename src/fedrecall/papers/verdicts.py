@@ -263,6 +263,11 @@ def tried(paper: Paper, cell: Cell, results: Results) -> list[Variant]:
     return sorted(found.values(), key=lambda v: (len(v.parts), [place(name) for name in v.name.split("+")]))
 
 
+def was_run(paper: Paper, cell: Cell, results: Results) -> bool:
+    """Whether anything of the cell was run, with whatever switch."""
+    return bool(results.of(cell.config()) or tried(paper, cell, results))
+
+
 def guests(paper: Paper, table: Table, results: Results) -> list[Cell]:
     """Algorithms that no table of any paper has and that were run in this one's setup, column by column."""
     found: dict[tuple[int, str], Cell] = {}
