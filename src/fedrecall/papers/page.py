@@ -66,10 +66,11 @@ each run) and the papers' own numbers in `src/fedrecall/papers/`; a test compare
     fedrecall reproduce fedntd/table1 --columns cifar10/shard2 --methods fedavg,fedntd --seeds 3
     fedrecall reproduce fedntd/table1 --columns cifar10/shard2 --methods fedavg,fedntd --seeds 1 \\
         --switch authors-draw+augmented-test
-    fedrecall list papers
+    fedrecall list papers                # which cells have been measured, and on what
+    fedrecall show paper fedntd/table1   # one table's cells: seeds, rounds, machines, verdicts
 
-What `reproduce` measures it prints, and keeps with its runs (`runs/reproduction/results`);
-`--results {FOLDER}` makes it count here.
+What `reproduce` measures it prints, and below it what this page says of the same cells; it keeps what it
+measured with its runs (`runs/reproduction/results`); `--results {FOLDER}` makes it count here.
 
 Accuracies are those of the last round on the whole test split, in percent (FedNTD's, but for table 13, are a
 moving average over rounds, which is what its authors report), with the standard deviation over seeds where
