@@ -76,6 +76,7 @@ SEQUENTIAL: dict[str, Any] = {
     # The same teachers; five chains of two links, or two of five, train side by side and are averaged.
     "candidates": {"sfedkd 2x5": ("sfedkd", 2), "sfedkd 5x2": ("sfedkd", 5)},
 }
+"""A race on SFedKD's ground, with `select --settings`; it has not been played."""
 CONFIRMED = ("fedntd/table1:mnist/lda0.1", "fedntd/table1:cifar10/lda0.05", "fedntd/table1:cifar10/lda0.3")
 """With one local epoch, as in table 9's first column, where the selected one won: it is cheap."""
 CONFIRMING = ("fedntd", "calibrated", "calibrated scaffold ntd")

@@ -1,5 +1,6 @@
 """docs/reproduction.md is what the results say now."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ from tests.papers.outcomes import outcome
 from fedrecall.errors import UserError
 from fedrecall.files import write_json
 from fedrecall.papers import PAPERS, load_paper, table
-from fedrecall.papers.page import PAGE, notes, render
-from fedrecall.papers.results import FOLDER, Results, save
+from fedrecall.papers.page import PAGE, anchor, keys, notes, render, told_at
+from fedrecall.papers.results import FOLDER, Results, identity, save
+from fedrecall.papers.verdicts import NOT_REPRODUCED, best
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -17,6 +19,54 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.mark.no_cover  # others cover it, and in a long loop that is what takes longest
 def test_the_page_is_up_to_date():
     assert (ROOT / PAGE).read_text() == render(ROOT / FOLDER), "run `make docs`"
+
+
+@pytest.mark.no_cover
+def test_every_cell_that_is_not_reproduced_has_its_reason_at_its_table_or_at_another():
+    results = Results.load(ROOT / FOLDER)
+    why = notes(ROOT / FOLDER, results)
+    told = told_at(why)
+
+    def explained(t, cell):
+        if not why.keys().isdisjoint(keys(cell)):
+            return True
+        there = told.get(identity(cell.config()), "")  # what accuracy is off by says nothing of alignment
+        return bool(there) and table(there.partition(" ")[0]).quantities[0] == t.quantities[0]
+
+    papers = list(map(load_paper, PAPERS))
+    cells = [(paper, t, c) for paper in papers for t in paper.tables.values() for c in t.cells]
+    off = [(t, c) for paper, t, c in cells if best(paper, t, c, results) == NOT_REPRODUCED]
+    assert off
+    assert [c.key for t, c in off if not explained(t, c)] == []
+
+
+def test_a_cell_whose_experiment_has_its_note_at_another_table_leads_there(tmp_path):
+    cell = table("fedntd/table8").cell("E5", "fedntd")  # as in table 1, and in five others
+    save(outcome(cell, [30.0] * 20), tmp_path)
+    (tmp_path / "notes.yaml").write_text(
+        "fedntd/table1 cifar10/shard2: {rounds: 20, text: because}\n"
+        "fedntd/table12 shard2 lambda=1: {rounds: 20, text: why here}\n"
+    )
+    page = render(tmp_path)
+    heading = "fedntdtable1-accuracy-and-forgetting-over-partitions-table-7-with-its-spread"
+    link = f"see [fedntd/table1 cifar10/shard2](#{heading})"
+    assert f"- E5: {link}" in page
+    assert f"- R0.1: {link}" in page
+    assert f"- cifar10/shard2: {link}" not in page  # where the note itself stands
+    assert f"- shard2: {link}" in page.partition("### fedntd/table2:")[2].partition("### fedntd/table8:")[0]
+    twelfth = page.partition("### fedntd/table12:")[2].partition("### ")[0]
+    assert "- shard2, lambda=1: why here" in twelfth
+    assert link not in twelfth
+    assert "- E1: see" not in page  # of which nothing was run
+
+
+@pytest.mark.no_cover
+def test_links_within_the_page_lead_to_headings():
+    page = (ROOT / PAGE).read_text()
+    headings = {anchor(line.lstrip("# ")) for line in page.splitlines() if line.startswith("#")}
+    links = set(re.findall(r"\]\(#([^)]+)\)", page))
+    assert links
+    assert links <= headings
 
 
 def test_every_cell_and_every_gap_stands_on_the_page(tmp_path):
@@ -133,11 +183,15 @@ def test_a_table_of_several_columns_is_looked_over(tmp_path):
 def test_a_cell_that_no_run_answers_stands_there_once(tmp_path):
     # A ratio of times needs the baseline's run as well, which is missing.
     k5 = table("sfedkd/time_to_accuracy").cell("cifar10/60%", "k5")
-    save(outcome(k5, [30.0], variant=load_paper("sfedkd").variant("small")), tmp_path)
+    save(outcome(k5, [30.0, 31.0], variant=load_paper("sfedkd").variant("small")), tmp_path)
     page = render(tmp_path)
     times = page[page.index("### sfedkd/time_to_accuracy:") :]
-    assert "8 cells not run yet" in times
-    assert times.count("| cifar10/60% | k5") == 1
+    assert "7 cells not run yet" in times
+    (row,) = (line for line in times.splitlines() if line.startswith("| cifar10/60% | k5"))
+    assert row.endswith("|  | 1 | **2** of 1000 |  |  | a stand-in, unfinished |")
+    assert "over that with K (section 4.4) | 8 | 0 | 0 | 0 | 0 | 0 | 8 |" in page  # it is no run of the cell
+    save(outcome(k5, [30.0]), tmp_path)
+    assert "over that with K (section 4.4) | 8 | 0 | 0 | 0 | 0 | 1 | 7 |" in render(tmp_path)
 
 
 def test_curves_of_the_released_code_stand_beside_ours(tmp_path):

@@ -19,6 +19,7 @@ from fedrecall.papers.verdicts import (
     REPRODUCED,
     SPREADS,
     STAND_IN,
+    STAND_IN_PARTIAL,
     WITH_SWITCH,
     best,
     closest,
@@ -154,7 +155,8 @@ def test_a_stand_in_is_no_verdict_on_the_cell():
     )
     cell = table13.cell("64/lda0.1", "fedalign")  # 39.31
     run = outcome(cell, ending(39.31, rounds=25), variant=switch)
-    assert verdict(run, cell=cell, of=table13, variant=switch).word == STAND_IN
+    v = verdict(run, cell=cell, of=table13, variant=switch)
+    assert (v.word, v.difference, v.within) == (STAND_IN, None, None)
     assert best(paper, table13, cell, Results([run])) == NOT_RUN
     assert not CELL.changed_by(switch)  # it is for that table alone
 
@@ -299,7 +301,7 @@ def test_rounds_to_the_baselines_accuracy_are_those_of_the_same_seed():
     v = verdict(outcome(base, flat), cell=base, quantity="rounds_to_baseline", of=t)
     assert (v.word, v.measured.summary.mean, v.published, v.difference) == ("", 45, 100, None)
     v = verdict(outcome(base, climbing[:9]), cell=base, quantity="rounds_to_baseline", of=t)
-    assert (v.word, v.measured) == ("", None)
+    assert (v.word, v.measured) == (PARTIAL, None)
     assert verdict(cell=base, quantity="rounds_to_baseline", of=t).word == NOT_RUN
     begun = [outcome(mine, [5.0] * 9), outcome(base, [20.0] * 9)]
     v = verdict(*begun, cell=mine, quantity="rounds_to_baseline", of=t)
@@ -450,10 +452,10 @@ def test_what_was_measured_after_another_round_is_not_of_the_papers_last():
     cell, found = t.cells[0], {"alignment": {"layers": {"fc1": {"local_mean": 0.5}}}}
     quantity = next(q for q in t.quantities if q == "fc1_local")
     rounds = cell.config().rounds
-    for played, word in ((rounds + 100, NOT_RUN), (rounds, None)):
-        run = outcome(cell, [50.0] * played, rounds=played, measures=found)
+    for done, said in ((rounds + 100, False), (rounds, True)):
+        run = outcome(cell, [50.0] * done, rounds=done, measures=found)
         v = verdict(run, cell=cell, quantity=quantity, of=t)
-        assert (v.word == NOT_RUN) == (word == NOT_RUN)
+        assert (v.word != PARTIAL) == (v.measured is not None) == said
 
 
 def test_a_baselines_accuracy_is_its_last_of_the_papers_rounds_in_the_same_precision():
@@ -556,10 +558,21 @@ def test_speed_up_is_the_ratio_of_training_seconds_to_the_target():
     further = outcome(mine, [50.0, 61.0] + [70.0] * 999, seconds=[2.0, 2.0] + [9.0] * 999, rounds=1001)
     assert verdict(further, runs[1], cell=mine, quantity="speedup", of=t).word == REPRODUCED
     elsewhere = replace(runs[1], made={"gpu": "another"})
-    assert verdict(runs[0], elsewhere, cell=mine, quantity="speedup", of=t).word == NOT_RUN
+    assert verdict(runs[0], elsewhere, cell=mine, quantity="speedup", of=t).word == PARTIAL
     gone = outcome(everyone, [30.0, 59.9, 60.0], seconds=[3.0, 3.0, 4.0], failed="NaN")
-    assert verdict(runs[0], gone, cell=mine, quantity="speedup", of=t).word == NOT_RUN
+    assert verdict(runs[0], gone, cell=mine, quantity="speedup", of=t).word == PARTIAL
     assert verdict(runs[1], cell=everyone, quantity="speedup", of=t).word == ""  # nothing is published of it
+
+
+def test_what_has_begun_is_not_called_not_run_because_its_number_needs_another_run():
+    t, paper = table("sfedkd/time_to_accuracy"), load_paper("sfedkd")
+    mine, everyone = t.cell("cifar10/60%", "k5"), t.cell("cifar10/60%", "all")
+    for cell in (mine, everyone):
+        results = Results([outcome(cell, [50.0] * 268)])
+        assert judge(paper, t, cell, "speedup", results).word == PARTIAL
+        assert best(paper, t, cell, results) == PARTIAL
+    failed = Results([outcome(mine, [50.0] * 268, failed="NaN")])
+    assert judge(paper, t, mine, "speedup", failed).word == NOT_RUN  # there is nothing to go on with
 
 
 def test_alignment_is_read_from_the_last_rounds_measure():
@@ -569,7 +582,7 @@ def test_alignment_is_read_from_the_last_rounds_measure():
     run = outcome(cell, ending(50.0), measures={"alignment": {"layers": layers}})
     assert verdict(run, cell=cell, quantity="fc1_local", of=t).word == REPRODUCED
     assert verdict(run, cell=cell, quantity="fc1_next_global", of=t).word == NOT_REPRODUCED
-    assert verdict(run, cell=cell, quantity="fc2_local", of=t).word == NOT_RUN
+    assert verdict(run, cell=cell, quantity="fc2_local", of=t).word == STAND_IN_PARTIAL  # nobody looked
     assert math.isclose(verdict(run, cell=cell, quantity="fc1_local", of=t).difference, 0.70 - 0.703)
 
 
@@ -588,5 +601,10 @@ def test_a_number_without_a_spread_has_that_of_the_same_number_elsewhere():
 def test_a_stand_in_that_is_under_way_says_nothing_of_the_cell():
     paper, of = load_paper("fedntd"), table("fedntd/table13")
     cell = of.cell("64/lda0.1", "fedalign")
-    run = outcome(cell, [20.0], variant=paper.variant("lenet"))
+    lenet = paper.variant("lenet")
+    run, base = (outcome(c, [20.0], variant=lenet) for c in (cell, of.cell("64/lda0.1", "fedavg")))
     assert best(paper, of, cell, Results([run])) == NOT_RUN
+    v = verdict(run, cell=cell, of=of, variant=lenet)
+    assert (v.word, v.difference) == (STAND_IN_PARTIAL, None)
+    assert v.measured.summary.mean == pytest.approx(20.0)
+    assert gain(of, cell, Results([run, base]), lenet).measured.mean == pytest.approx(0.0)  # which compares

@@ -5,12 +5,15 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from tests.papers.outcomes import outcome
 from tests.reports.synthetic import AGREED, MADE, of_nodes, write
 
 import fedrecall
 from fedrecall import trees
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import accuracy, evaluate
+from fedrecall.papers import table
+from fedrecall.papers.results import save
 from fedrecall.reports.figures.quantities import over_seeds
 from fedrecall.reports.report import build, pairs
 from fedrecall.reports.runs import Run, arrange, in_words, open_runs, partly_tested, unfinished, value
@@ -207,6 +210,16 @@ def test_a_folder_is_searched_some_levels_deep_but_not_inside_a_run(tmp_path):
     write(tmp_path / "h/i/j/k/seed0")
     with pytest.raises(UserError, match=r"h is neither a run nor a folder of runs: .* 3 folders down"):
         open_runs([tmp_path / "h"])
+
+
+def test_what_reproduce_keeps_of_runs_is_no_run_and_says_where_it_is_shown(tmp_path):
+    cell = table("fedntd/table1").cells[0]
+    path = save(outcome(cell, [50.0]), tmp_path / "kept")
+    for named in (path, path.parent, tmp_path / "kept", tmp_path):
+        with pytest.raises(UserError, match=r"holds results of reproduce, .* --seeds 0 --results FOLDER"):
+            open_runs([named])
+    run = write(tmp_path / "kept" / "run")  # beside one they are passed over
+    assert [found.path for found in open_runs([tmp_path])] == [run]
 
 
 @pytest.mark.parametrize(

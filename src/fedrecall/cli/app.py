@@ -38,7 +38,7 @@ COMMANDS = {
     "list": ("inspect", "List what can be named on the command line and in a config."),
     "show": (
         "inspect",
-        "Explain one algorithm, data set, partition, model, measure, figure or sink.",
+        "Explain one algorithm, data set, partition, model, measure, figure, sink, or paper's table.",
     ),
     "partition": ("inspect", "Show who gets what: clients × classes as a chart and in numbers."),
     "doctor": ("inspect", "Say what this machine offers: versions, threads, GPU, extras, data sets."),

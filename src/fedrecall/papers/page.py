@@ -32,8 +32,10 @@ from fedrecall.papers.verdicts import (
     judge,
     level,
     level_agrees,
+    played,
     right_by_chance,
     tried,
+    was_run,
 )
 
 PAGE = Path("docs/reproduction.md")
@@ -64,10 +66,11 @@ each run) and the papers' own numbers in `src/fedrecall/papers/`; a test compare
     fedrecall reproduce fedntd/table1 --columns cifar10/shard2 --methods fedavg,fedntd --seeds 3
     fedrecall reproduce fedntd/table1 --columns cifar10/shard2 --methods fedavg,fedntd --seeds 1 \\
         --switch authors-draw+augmented-test
-    fedrecall list papers
+    fedrecall list papers                # which cells have been measured, and on what
+    fedrecall show paper fedntd/table1   # one table's cells: seeds, rounds, machines, verdicts
 
-What `reproduce` measures it prints, and keeps with its runs (`runs/reproduction/results`);
-`--results {FOLDER}` makes it count here.
+What `reproduce` measures it prints, and below it what this page says of the same cells; it keeps what it
+measured with its runs (`runs/reproduction/results`); `--results {FOLDER}` makes it count here.
 
 Accuracies are those of the last round on the whole test split, in percent (FedNTD's, but for table 13, are a
 moving average over rounds, which is what its authors report), with the standard deviation over seeds where
@@ -103,11 +106,12 @@ as failed is reproduced if half of the runs or more failed or end at {FAILED:g} 
 most, two points above chance; any other cell of which a run failed is not. That a lost client counts was
 decided when the first such run was seen (table 14, beta = 0.3, the only one).
 **Unfinished** rows were stopped early, and say after which round; the learning rate still falls and the
-model still learns until the last one, so they decide nothing. A method with the name of a **switch** behind
+model still learns until the last one, so they decide nothing. Nor does a row that lacks what its number needs
+besides its own run: the baseline's, or a measure. A method with the name of a **switch** behind
 it was run with another reading of what its paper leaves open (`--switch`), said above the tables (of a cell
 that was run with switches alone, the row without is left out);
-with a **stand-in** it was run in a cheaper setup, of which only the gains compare. Gains are
-paired: the same seeds, partition and clients for both methods.
+with a **stand-in** it was run in a cheaper setup, of which only the gains compare, so no difference is given.
+Gains are paired: the same seeds, partition and clients for both methods.
 Methods below a table's own, without published numbers, are none of the paper's: any algorithm can be named
 as a method (`--methods fedavg,fedntd,mine.py:Mine`), and is played in the same setup.
 """
@@ -164,6 +168,7 @@ def render(folder: Path = FOLDER) -> str:
     """The page."""
     results = Results.load(folder)
     why = notes(folder, results)
+    told = told_at(why)
     parts = [HEAD, _overview(results), _machines(results)]
     for name in PAPERS:
         paper = load_paper(name)
@@ -172,7 +177,7 @@ def render(folder: Path = FOLDER) -> str:
         parts.append("\n".join(f"- {_line(gap)}" for gap in paper.gaps) + "\n")
         parts.append("Switches (`--switch NAME`), for what it leaves open:\n")
         parts.append("\n".join(f"- `{v.name}`: {v.about}" for v in paper.variants.values()) + "\n")
-        parts += [_table(paper, t, results, why) for t in paper.tables.values()]
+        parts += [_table(paper, t, results, why, told) for t in paper.tables.values()]
     parts += [ARBITER, *_curves(folder.parent / "arbiter"), *_updates(folder.parent / "arbiter-updates.json")]
     return "\n".join(parts)
 
@@ -239,13 +244,61 @@ def notes(folder: Path, results: Results) -> dict[str, str]:
         ):
             raise UserError(f"{path}: the note on {key!r} needs a text, and the rounds that it speaks of.")
         paper, _, cells = known[key]
-        if (played := _rounds(paper, cells, results)) != note["rounds"]:
+        if (counted := _rounds(paper, cells, results)) != note["rounds"]:
             raise UserError(
-                f"{path}: the note on {key!r} speaks of {note['rounds']} rounds, and {played} were played: "
-                f"read it again, change what is no longer so, and write `rounds: {played}`."
+                f"{path}: the note on {key!r} speaks of {note['rounds']} rounds, and {counted} were played: "
+                f"read it again, change what is no longer so, and write `rounds: {counted}`."
             )
         said[key] = note["text"]
     return said
+
+
+def told_at(why: Iterable[str]) -> dict[str, str]:
+    """By experiment, the first of these notes' keys that speaks of one of its cells."""
+    known = set(why)
+    found: dict[str, str] = {}
+    for name in PAPERS:
+        for t in load_paper(name).tables.values():
+            for cell in t.cells:
+                if own := [key for key in keys(cell) if key in known]:
+                    found.setdefault(identity(cell.config()), own[0])
+    return found
+
+
+def keys(cell: Cell) -> tuple[str, str, str]:
+    """What a note may be on to speak of this cell, the most special first."""
+    own = f"{cell.paper}/{cell.table}"
+    return cell.key, f"{own} {cell.column}", own
+
+
+def _elsewhere(
+    paper: Paper, table: Table, results: Results, why: Mapping[str, str], told: Mapping[str, str]
+) -> list[str]:
+    """By column, where it is said what was found of its experiments, if that is at another table."""
+    lines = []
+    for column in table.columns:
+        untold = [c for c in table.cells if c.column == column and why.keys().isdisjoint(keys(c))]
+        begun = (identity(c.config()) for c in untold if was_run(paper, c, results))
+        places = {told[experiment] for experiment in begun if experiment in told}
+        if places:
+            lines.append(f"- {column}: see {' and '.join(map(_linked, sorted(places)))}")
+    return lines
+
+
+def _linked(key: str) -> str:
+    """A note's key, leading to its table."""
+    paper, _, name = key.partition(" ")[0].partition("/")
+    return f"[{key}](#{anchor(_heading(load_paper(paper).tables[name]))})"
+
+
+def anchor(heading: str) -> str:
+    """What a heading is called in an address, as GitHub has it."""
+    kept = (c for c in heading.lower() if c.isalnum() or c in " -_")
+    return "".join(kept).replace(" ", "-")
+
+
+def _heading(table: Table) -> str:
+    return f"{table.paper}/{table.name}: {table.title}"
 
 
 def _rounds(paper: Paper, cells: Iterable[Cell], results: Results) -> int:
@@ -358,8 +411,10 @@ def _counted(revisions: Sequence[str]) -> str:
     return f"{len(revisions)} revisions, which the results' files name{among}"
 
 
-def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) -> str:
-    parts = [f"### {paper.name}/{table.name}: {table.title}\n"]
+def _table(
+    paper: Paper, table: Table, results: Results, why: Mapping[str, str], told: Mapping[str, str]
+) -> str:
+    parts = [f"### {_heading(table)}\n"]
     if table.figure is not None:
         parts.append(f"A figure: `fedrecall reproduce {table.figure}` runs what it needs and draws it.\n")
     if table.rows:
@@ -378,6 +433,7 @@ def _table(paper: Paper, table: Table, results: Results, why: dict[str, str]) ->
     for column in table.columns:
         if f"{prefix} {column}" in why:
             remarks.append(f"- {column}: {_line(why[f'{prefix} {column}'])}")
+    remarks += _elsewhere(paper, table, results, why, told)
     if glance := _glance(paper, table, results):
         parts.append(glance)
     parts.append(listed(MEASURED, (measured_rows(paper, table, c, results) for c in cells)))
@@ -415,11 +471,10 @@ def _row(paper: Paper, table: Table, cell: Cell, results: Results, variant: Vari
     verdicts = {q: judge(paper, table, cell, q, results, variant) for q in table.quantities}
     first = verdicts[table.quantities[0]]
     seeds = rounds = ""
-    if first.measured is not None:
-        of = cell.settings["rounds"]
-        seeds = str(first.measured.summary.n)
-        rounds = f"{of}" if first.measured.complete else f"**{first.measured.rounds}** of {of}"
-        seeds += _precision(cell, results, variant)
+    if (begun := played(cell.config(variant=variant), results)) is not None:
+        of, found = cell.settings["rounds"], first.measured
+        seeds = f"{found.summary.n if found else len(begun.runs)}{_precision(cell, results, variant)}"
+        rounds = f"{of}" if begun.complete else f"**{begun.rounds}** of {of}"
     return [
         cell.column,
         _method(cell, variant),

@@ -24,7 +24,7 @@ from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.measures import MEASURES
 from fedrecall.provenance import named
-from fedrecall.reports.runs import ELSEWHERE, Run
+from fedrecall.reports.runs import ELSEWHERE, RESULT, Run
 from fedrecall.specs import spec_text
 from fedrecall.training import Recipe
 
@@ -347,7 +347,7 @@ class Results:
     @classmethod
     def load(cls, folder: Path, own: Mapping[str, str] = MappingProxyType({})) -> Results:
         """Those in a folder; there need not be one. Those of code that ``own`` does not name are left out."""
-        paths = sorted(folder.glob("*/seed*.json")) if files.found(folder) else ()
+        paths = sorted(folder.glob(f"*/{RESULT}")) if files.found(folder) else ()
         held = ((path, _held(path)) for path in paths)
         return cls(_checked(path, found, own) for path, found in held if _codes(found).keys() <= own.keys())
 

@@ -8,6 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.config import Config
 from fedrecall.papers.paper import PAPERS, Cell, Paper, Table, Variant, load_paper
 from fedrecall.papers.quantities import NEVER, QUANTITIES, Question, smooth, smoothed
 from fedrecall.papers.results import Outcome, Results, identity
@@ -29,6 +30,7 @@ ROUNDING = 1e-9
 NOT_RUN, PARTIAL, REPRODUCED, NOT_REPRODUCED = "not run", "unfinished", "reproduced", "not reproduced"
 WITH_SWITCH = "reproduced with a switch"
 STAND_IN = "a stand-in"
+STAND_IN_PARTIAL = f"{STAND_IN}, {PARTIAL}"
 
 
 class Measured(NamedTuple):
@@ -73,8 +75,10 @@ class Verdict(NamedTuple):
 
     @property
     def difference(self) -> float | None:
-        """Measured minus published, after all rounds or not."""
+        """Measured minus published, after all rounds or not; None of a stand-in, whose level is another."""
         if self.published is None or self.measured is None or not self.word:
+            return None
+        if self.word in (STAND_IN, STAND_IN_PARTIAL):
             return None
         if not (math.isfinite(self.published) and math.isfinite(self.measured.summary.mean)):
             return None
@@ -96,6 +100,26 @@ class Gain(NamedTuple):
     rounds: int
 
 
+class Played(NamedTuple):
+    """How far a cell is in one setup, whatever can be said of it."""
+
+    runs: Mapping[int, Outcome]
+    """By seed: those of all the paper's rounds, else those that were begun."""
+    rounds: int
+    """After which all of them can be asked."""
+    complete: bool
+    """Whether these are all of the paper's rounds."""
+
+
+def played(config: Config, results: Results) -> Played | None:
+    """What has been played of a cell's config and did not fail; None if nothing."""
+    runs = _alive(results.of(config))
+    complete = {seed: run for seed, run in runs.items() if run.done >= config.rounds}
+    if complete:
+        return Played(complete, config.rounds, True)
+    return Played(runs, min(run.done for run in runs.values()), False) if runs else None
+
+
 def judge(
     paper: Paper, table: Table, cell: Cell, quantity: str, results: Results, variant: Variant | None = None
 ) -> Verdict:
@@ -103,11 +127,11 @@ def judge(
     published = cell.published.get(quantity)
     value = published.value if published else None
     std = paper.spread(cell, quantity)
-    measured = measure(table, cell, quantity, results, variant)
-    runs = list(results.of(cell.config(variant=variant)).values())
+    config = cell.config(variant=variant)
+    measured, begun = measure(table, cell, quantity, results, variant), played(config, results)
+    runs, rounds = list(results.of(config).values()), config.rounds
     failed = sum(run.failed is not None for run in runs)
     left_out = sum(run.failures for run in runs)
-    rounds = cell.config(variant=variant).rounds
 
     def said(word: str, allowed: float | None = None, also: str | None = None) -> Verdict:
         return Verdict(value, std, measured, word, allowed, failed, left_out, also)
@@ -115,20 +139,20 @@ def judge(
     if QUANTITIES[quantity].to_baseline and cell.method == table.baseline:
         # Its own is nothing that the paper claims, and is had once its last accuracy is.
         own = measured if measured and measured.complete else None
-        begun = any(run.done for run in runs)
-        return Verdict(value, std, own, "" if begun else NOT_RUN, None, failed, left_out)
+        word = PARTIAL if begun and not begun.complete else "" if any(run.done for run in runs) else NOT_RUN
+        return Verdict(value, std, own, word, None, failed, left_out)
     if quantity == "accuracy" and cell.failed and (failed or (measured and measured.complete)):
         return said(REPRODUCED if _mostly_failed(runs, rounds, table.smoothing) else NOT_REPRODUCED)
     if quantity == "accuracy" and any(_as_failures(run, rounds) for run in runs):
         return said("" if value is None else NOT_REPRODUCED)
-    if measured is None:
+    if begun is None:
         return said(NOT_RUN)
-    if not measured.complete:
+    if quantity in table.of_something_else or (variant is not None and variant.stand_in):
+        return said(STAND_IN if measured and measured.complete else STAND_IN_PARTIAL)
+    if measured is None or not measured.complete:  # or it lacks what the number needs besides
         return said(PARTIAL)
     if value is None:
         return said("")
-    if quantity in table.of_something_else or (variant is not None and variant.stand_in):
-        return said(STAND_IN)
     if value == NEVER:
         return said(REPRODUCED if measured.never == measured.summary.n else NOT_REPRODUCED)
     allowed = tolerance(paper, quantity, std)
@@ -205,12 +229,10 @@ def measure(
 ) -> Measured | None:
     """The quantity's mean over seeds: over complete runs if there are any, else at the last common round."""
     config = cell.config(variant=variant)
-    runs = {s: r for s, r in results.of(config).items() if r.done and r.failed is None}
-    complete = {s: r for s, r in runs.items() if r.done >= config.rounds}
-    used = complete or runs
-    if not used:
+    begun = played(config, results)
+    if begun is None:
         return None
-    at = config.rounds if complete else min(r.done for r in used.values())
+    used, at, complete = begun
     others: Mapping[int, Outcome] = {}
     if table.baseline is not None:
         base = table.cell(cell.column, table.baseline)
@@ -227,7 +249,7 @@ def measure(
         return None
     never = sum(v == NEVER for v in values.values())
     over = Summary(NEVER, None, len(values)) if never else summary(list(values.values()))
-    return Measured(over, tuple(values), at, bool(complete), never)
+    return Measured(over, tuple(values), at, complete, never)
 
 
 def tried(paper: Paper, cell: Cell, results: Results) -> list[Variant]:
@@ -239,6 +261,11 @@ def tried(paper: Paper, cell: Cell, results: Results) -> list[Variant]:
             found[v.name] = v
     place = list(paper.variants).index
     return sorted(found.values(), key=lambda v: (len(v.parts), [place(name) for name in v.name.split("+")]))
+
+
+def was_run(paper: Paper, cell: Cell, results: Results) -> bool:
+    """Whether anything of the cell was run, with whatever switch."""
+    return bool(results.of(cell.config()) or tried(paper, cell, results))
 
 
 def guests(paper: Paper, table: Table, results: Results) -> list[Cell]:

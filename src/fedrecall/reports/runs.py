@@ -49,6 +49,8 @@ NODES = "nodes' data"
 """Key in the data set of `Run.complete` for what tells a federation's data from another's."""
 MOST_UNTESTED = 5
 """Nodes that a sentence names without which a run was tested."""
+RESULT = "seed*.json"
+"""What the files are called that `reproduce` keeps of runs: their numbers, without the run folders."""
 LEVELS = 3
 """How many folders down runs are found: `reproduce` makes runs/reproduction/EXPERIMENT/seed0."""
 
@@ -407,15 +409,25 @@ def open_runs(paths: Iterable[Path | str], data_root: Path | None = None) -> lis
     for path in map(Path, paths):
         found = [path] if files.found(path / "config.json") else list(_within(path, LEVELS))
         if not found:
-            raise UserError(
-                f"{path} is neither a run nor a folder of runs: there is no config.json in it, nor up to "
-                f"{LEVELS} folders down."
-            )
+            raise UserError(_no_run(path))
         for folder in found:
             once.setdefault(folder.resolve(), folder)
     if not once:
         raise UserError("name at least one run.")
     return [Run(folder, name, data_root) for folder, name in zip(once.values(), _names(once), strict=True)]
+
+
+def _no_run(path: Path) -> str:
+    if path.match(RESULT) or any(True for level in range(LEVELS) for _ in path.glob("*/" * level + RESULT)):
+        return (
+            f"{path} holds results of reproduce, the numbers of runs without the runs: they are printed by "
+            "fedrecall reproduce PAPER/TABLE --seeds 0 --results FOLDER, the repository's are in "
+            "docs/reproduction.md as well. Name run folders, such as those that reproduce leaves in --out."
+        )
+    return (
+        f"{path} is neither a run nor a folder of runs: there is no config.json in it, nor up to "
+        f"{LEVELS} folders down."
+    )
 
 
 def _short(name: str) -> str:

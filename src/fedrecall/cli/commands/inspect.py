@@ -62,9 +62,10 @@ def list_command(
 ) -> None:
     """List what can be named on the command line and in a config."""
     if kind.startswith("paper"):
-        from fedrecall.cli.commands.reproduce import list_papers
+        from fedrecall.cli import papers
 
-        out.print(list_papers())
+        out.print(papers.overview())
+        papers.say(papers.pointer())
         return
     registry = _kind(kind, "papers")
     shown = Table(box=None, pad_edge=False)
@@ -81,17 +82,17 @@ def list_command(
 @app.command("show")
 def show_command(
     kind: Annotated[
-        str, typer.Argument(help="algorithm, dataset, partition, model, measure, figure or sink.")
+        str, typer.Argument(help="algorithm, dataset, partition, model, measure, figure, sink or paper.")
     ],
     name: Annotated[str, typer.Argument(help="Its name, as `fedrecall list` prints it.")],
 ) -> None:
-    """Explain one algorithm, data set, partition, model, measure, figure or sink."""
+    """Explain one algorithm, data set, partition, model, measure, figure, sink, or paper's table."""
     if kind in ("paper", "papers"):
-        raise UserError(
-            "a paper is not shown: see its tables with fedrecall list papers, and published beside measured "
-            "with fedrecall reproduce PAPER/TABLE."
-        )
-    registry = _kind(kind)
+        from fedrecall.cli import papers
+
+        papers.show(name)
+        return
+    registry = _kind(kind, "papers")
     chosen, _, _ = registry.parse(name)
     own = factory_of(chosen) if registry is MODELS and ":" in chosen else None
     cls: Any = registry.cls(chosen) if own is None else own

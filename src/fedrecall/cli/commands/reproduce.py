@@ -1,7 +1,7 @@
-"""`fedrecall reproduce`: a paper's table or figure, published beside measured; `fedrecall list papers`."""
+"""`fedrecall reproduce`: a paper's table or figure, published beside measured."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +12,16 @@ from rich.text import Text
 from fedrecall.cli import progress
 from fedrecall.cli.app import app, out
 from fedrecall.cli.options import DataRoot
+from fedrecall.cli.papers import RESULTS, RUNS, explain_figure, only_drawn, say, which
 from fedrecall.errors import UserError
-from fedrecall.papers import PAPERS, Cell, Table, load_paper, table
+from fedrecall.papers import Cell, Paper, Table, load_paper, table
 from fedrecall.papers.paper import Variant
 from fedrecall.papers.quantities import NEVER, QUANTITIES
-from fedrecall.papers.reproduction import DRAWN, adopt, carry_out, check_code, folder_of, plan
+from fedrecall.papers.reproduction import DRAWN, Plan, adopt, carry_out, check_code, folder_of, plan
 from fedrecall.papers.results import FOLDER, Results, codes, of_run, path_of
-from fedrecall.papers.verdicts import Verdict, gain, judge, tried
+from fedrecall.papers.verdicts import NOT_RUN, REPRODUCED, Verdict, closest, gain, judge, readings, tried
 from fedrecall.records import RunFolder
 
-RUNS, RESULTS = Path("runs/reproduction"), "results"
 SETTING = re.compile(r"\w+=|[-+.\d]+(e-?\d+)?$")
 """What follows a comma within an algorithm's settings: a name with its value, or a number in its place."""
 
@@ -29,7 +29,8 @@ ResultsFolder = Annotated[
     Path | None,
     typer.Option(
         "--results",
-        help="Where results are kept, one small file a run (default: `results` in --out).",
+        help="Where results are kept, one small file a run (default: `results` in --out). Only what is there "
+        f"counts as done; what is committed in {FOLDER} is printed below it, and said to be that.",
         show_default=False,
     ),
 ]
@@ -94,8 +95,8 @@ def reproduce_command(
     --columns cifar10/shard2 --methods fedavg,fedntd --seeds 3
     One of yours beside them: --methods fedavg,fedntd,mine.py:Mine:margin=0.5
     """
-    if name.partition("/")[2] and _only_drawn(name):
-        _explain_figure(name)
+    if name.partition("/")[2] and only_drawn(name):
+        explain_figure(name)
         return
     chosen = table(name)
     paper = load_paper(chosen.paper)
@@ -122,22 +123,85 @@ def reproduce_command(
     check_code(cells, known, variant)
     plans = plan(chosen, cells, range(seeds), known, out_, variant, **changes)
     if seeds and not plans:
-        _say("nothing is missing: all of it has been run.")
+        say("nothing is missing: all of it has been run.")
     for kept in (r for c in cells for r in known.of(c.config(variant=variant)).values() if r.failed):
-        _say(f"a run failed ({kept.failed}); to try it again, delete {path_of(kept.config, results)}")
+        say(f"a run failed ({kept.failed}); to try it again, delete {path_of(kept.config, results)}")
     left_out: list[str] = []
     try:
         if plans:
+            say(_extent(plans))
             display = progress.Display(out, len(plans))
-            left_out = carry_out(plans, results, _say, lambda _: progress.shown(display), data_root)
+            left_out = carry_out(plans, results, say, lambda _: progress.shown(display), data_root)
     finally:
-        out.print(comparison(chosen, cells, Results.load(results, own), variant))
+        _compare(chosen, cells, results, own, variant)
     for reason in left_out:
-        _say(f"left out: {reason}")
+        say(f"left out: {reason}")
     if left_out and len(left_out) == len({str(p.config.dataset) for p in plans}):
         raise UserError("no data set that this needs could be had.")
     if chosen.figure is not None and seeds:
         _draw(chosen, cells, out_, variant, {"precision": precision}, data_root)
+
+
+def _extent(plans: Sequence[Plan]) -> str:
+    """How much there is to play, and how to ask for less."""
+    rounds = sum(p.config.rounds for p in plans)
+    runs = f"{len(plans)} runs" if len(plans) > 1 else "1 run"
+    return f"{runs}, {rounds:,} rounds at most; --columns, --methods, --seeds and --rounds ask for fewer."
+
+
+def _compare(
+    chosen: Table, cells: list[Cell], folder: Path, own: Mapping[str, str], variant: Variant | None
+) -> None:
+    """Print published beside measured: what the folder has, then what is committed of it, apart from it."""
+    paper = load_paper(chosen.paper)
+
+    def known(results: Results) -> list[Cell]:
+        return [
+            c
+            for c in cells
+            if results.of(c.config(variant=variant)) or (not variant and tried(paper, c, results))
+        ]
+
+    mine = Results.load(folder, own)
+    committed = Results() if folder.resolve() == FOLDER.resolve() else Results.load(FOLDER, own)
+    theirs = known(committed)
+    if theirs and not known(mine):
+        say(f"Nothing of this has been run here: there is no result of it in {folder}.")
+        theirs = cells
+    else:
+        _print_comparison(chosen, cells, mine, variant)
+    if theirs:
+        _print_comparison(chosen, theirs, committed, variant, f"committed in {FOLDER}, not run here")
+
+
+def _print_comparison(
+    chosen: Table, cells: list[Cell], results: Results, variant: Variant | None, whose: str = ""
+) -> None:
+    out.print(comparison(chosen, cells, results, variant, whose))
+    if variant is None:
+        for line in with_switches(chosen, cells, results):
+            say(line)
+
+
+def with_switches(chosen: Table, cells: list[Cell], results: Results) -> list[str]:
+    """Which cells that are not reproduced as the paper says are with a switch, or were tried with one."""
+    paper = load_paper(chosen.paper)
+    found: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        variant, verdict = _best_reading(paper, chosen, cell, results)
+        if variant is not None:
+            found.setdefault((verdict.word or "measured", variant.name), []).append(cell)
+    order = sorted(found.items(), key=lambda item: item[0][0] != REPRODUCED)
+    return [f"{word} with --switch {name}: {which(chosen, own)}" for (word, name), own in order]
+
+
+def _best_reading(
+    paper: Paper, chosen: Table, cell: Cell, results: Results
+) -> tuple[Variant | None, Verdict]:
+    """The nearest of what was played to the end; without any, the first of what was begun."""
+    begun = [r for r in readings(paper, chosen, cell, results) if r[1].word != NOT_RUN]
+    plain = None, judge(paper, chosen, cell, chosen.quantities[0], results)
+    return closest(paper, chosen, cell, results) or next(iter(begun), plain)
 
 
 def _adopt(chosen: Table, cells: list[Cell], folders: list[Path], results: Path, out_: Path) -> None:
@@ -147,8 +211,8 @@ def _adopt(chosen: Table, cells: list[Cell], folders: list[Path], results: Path,
         found, cell = made.outcome, made.cell
         reading = f" with {made.variant.name}" if made.variant else ""
         rounds = f"{found.done} of {found.config.rounds} rounds in {made.path}"
-        _say(f"{cell.key}{reading}, seed {found.seed}: {rounds}")
-        _say(f"to go on with it here, move it to {folder_of(chosen, found.config, out_)}")
+        say(f"{cell.key}{reading}, seed {found.seed}: {rounds}")
+        say(f"to go on with it here, move it to {folder_of(chosen, found.config, out_)}")
         taken = adopted.setdefault(reading, (made.variant, []))[1]
         if cell not in taken:
             taken.append(cell)
@@ -157,16 +221,18 @@ def _adopt(chosen: Table, cells: list[Cell], folders: list[Path], results: Path,
         out.print(comparison(chosen, shown, Results.load(results, _own(shown)), variant))
 
 
-def comparison(chosen: Table, cells: list[Cell], results: Results, variant: Variant | None = None) -> Shown:
-    """Published beside measured, cell by cell."""
+def comparison(
+    chosen: Table, cells: list[Cell], results: Results, variant: Variant | None = None, whose: str = ""
+) -> Shown:
+    """Published beside measured, cell by cell; ``whose`` says which results these are, if not one's own."""
     paper = load_paper(chosen.paper)
-    shown = Shown(
-        title=f"{chosen.paper}/{chosen.name}: {chosen.title}" + (f" ({variant.name})" if variant else "")
-    )
+    said = [f"({text})" for text in (variant.name if variant else "", whose) if text]
+    shown = Shown(title=" ".join([f"{chosen.paper}/{chosen.name}: {chosen.title}", *said]))
     for heading in ("column", "method", "what", "published", "measured", "n", "rounds", "off by"):
-        shown.add_column(heading, justify="left" if heading in ("column", "method", "what") else "right")
-    shown.add_column("in its spread")
-    shown.add_column("verdict")
+        side: Any = "left" if heading in ("column", "method", "what") else "right"
+        shown.add_column(heading, justify=side, overflow="fold")
+    shown.add_column("in its spread", overflow="fold")
+    shown.add_column("verdict", overflow="fold")
     runs = [r for cell in cells for r in results.of(cell.config(variant=variant)).values()]
     precisions = sorted({r.config.precision for r in runs})
     if precisions not in ([], ["float32"]):
@@ -224,65 +290,6 @@ def difference_text(v: Verdict, quantity: str) -> str:
     return "" if v.difference is None else f"{v.difference:+.{QUANTITIES[quantity].digits}f}"
 
 
-def list_papers(*folders: Path) -> Shown:
-    """Every table and figure, how much of it has been measured, with a switch or without, and on what.
-
-    Measured, that is, in these folders: by default with the repository's results and those of `reproduce`.
-    """
-    from fedrecall.reports.figures import FIGURES
-
-    found = Results(r for folder in folders or (FOLDER, RUNS / RESULTS) for r in Results.load(folder))
-    shown = Shown(box=None, pad_edge=False)
-    shown.add_column("name", style="bold", no_wrap=True)
-    for heading in ("cells", "begun", "finished"):
-        shown.add_column(heading, justify="right")
-    shown.add_column("on what")
-    shown.add_column("what it is")
-    for paper in PAPERS:
-        held = load_paper(paper)
-        for t in held.tables.values():
-            configs = [[c.config(variant=v) for v in (None, *tried(held, c, found))] for c in t.cells]
-            runs = [[r for one in several for r in found.of(one).values()] for several in configs]
-            finished = sum(
-                any(r.done >= c.settings["rounds"] or r.failed for r in mine)
-                for c, mine in zip(t.cells, runs, strict=True)
-            )
-            machines = sorted({m for mine in runs for r in mine for m in r.machines})
-            shown.add_row(
-                f"{paper}/{t.name}",
-                str(len(t.cells)),
-                str(sum(map(bool, runs))),
-                str(finished),
-                Text(", ".join(machines)),
-                Text(t.title),
-            )
-        for name in FIGURES:
-            if name.startswith(f"{paper}/") and name.partition("/")[2] not in held.tables:
-                title = (FIGURES.cls(name).__doc__ or "").strip().splitlines()[0]
-                shown.add_row(name, "", "", "", Text("drawn from runs"), Text(title))
-    return shown
-
-
-def _only_drawn(name: str) -> bool:
-    paper, _, rest = name.partition("/")
-    if rest in load_paper(paper).tables:
-        return False  # and nothing that draws is needed, which a machine that only trains may lack
-    from fedrecall.reports.figures import FIGURES
-
-    return name in FIGURES.entries
-
-
-def _explain_figure(name: str) -> None:
-    from fedrecall.reports.figures import FIGURES
-
-    figure: Any = FIGURES.cls(name)
-    _say(f"{name}: {figure.caption}")
-    _say(f"It is drawn from runs ({figure.needs}). Make them with")
-    for command in figure.commands:
-        _say(f"  {command}")
-    _say(f"and draw it with: fedrecall figure {name} RUN ...")
-
-
 def _draw(
     chosen: Table,
     cells: list[Cell],
@@ -296,21 +303,21 @@ def _draw(
     folders = [folder_of(chosen, c.config(DRAWN, variant, **how), out_) for c in cells]
     folders = [f for f in folders if RunFolder(f).started and RunFolder(f).metrics()]
     if not folders:
-        _say(f"no figure: there is no run folder of seed {DRAWN} under {out_}.")
+        say(f"no figure: there is no run folder of seed {DRAWN} under {out_}.")
         return
     for folder in folders:
         done = of_run(folder).done
         if done > chosen.rounds:
-            _say(
+            say(
                 f"no figure: it is of a model of {chosen.rounds} rounds, and {folder} has gone on to {done};"
                 " make it in a folder of its own (--out)."
             )
             return
     drawn = draw(str(chosen.figure), folders, out_ / "figures", data_root)
     for note in drawn.notes:
-        _say(note)
+        say(note)
     for path in drawn.files:
-        _say(f"figure: {path}")
+        say(f"figure: {path}")
 
 
 def _split(text: str | None) -> list[str] | None:
@@ -339,7 +346,3 @@ def named_methods(text: str | None, table: Table) -> list[str] | None:
         else:
             found.append(part)
     return None if text is None else found
-
-
-def _say(text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
