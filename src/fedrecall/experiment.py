@@ -41,8 +41,8 @@ from fedrecall.records import INPUTS, Checkpoint, History, RunFolder, whole
 from fedrecall.sinks import following
 from fedrecall.training import Failure
 
-AGAIN = "played again"
-"""What a start of a run is told to have lost: rounds whose models may have been seen, and count as such."""
+AGAIN = "again.json"
+"""The run folder's file with how many rounds were played again with other noise: their models all count."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 
 
@@ -187,10 +187,10 @@ class Experiment:
         ``data`` tells what this process divided among clients, if it did.
         """
         code = provenance.code(configs.what(self.config))
+        again = _played_again(folder, starts) if self.algorithm.secret else 0
         _check_code(folder, starts, code)
         if folder.started:
-            self._restore(folder)
-            starts = provenance.starts(folder.path / "made.json")
+            self._restore(folder, again)
         else:
             self.history = History(folder, folder.rewind(0))
             if data:
@@ -204,7 +204,8 @@ class Experiment:
             start["run"] = secrets.token_hex(8)  # what others may know this run by, wherever it is moved
         files.write_json(folder.path / "made.json", [*starts, start])
 
-    def _restore(self, folder: RunFolder) -> None:
+    def _restore(self, folder: RunFolder, again: int) -> None:
+        """Go on from the newest sound checkpoint; ``again``: rounds that were played again before."""
         played, refused, recorded = 0, list[str](), folder.metrics()
         _check_rounds(folder, len(recorded), self.config.rounds)
         for checkpoint in folder.checkpoints(refused):
@@ -222,8 +223,10 @@ class Experiment:
         else:
             self._check_nothing_is_lost(folder, recorded, refused)
         if self.algorithm.secret:
-            again = _played_again(folder, len(recorded) - played)
-            self.server = self.algorithm.recount(self.server, played + again)
+            lost = max(0, len(recorded) - played)
+            if lost:
+                files.write_json(folder.path / AGAIN, {"rounds": again + lost})
+            self.server = self.algorithm.recount(self.server, played + again + lost)
         kept = whole(folder.rewind(played, recorded), folder.path / "metrics.jsonl")
         if len(kept) != played:
             raise UserError(f"{folder.path}/metrics.jsonl lacks rounds before round {played}.")
@@ -620,14 +623,25 @@ def _check_code(folder: RunFolder, starts: Sequence[Mapping[str, Any]], code: Ma
     provenance.check_code(folder.path, starts, code, ", or give another --out")
 
 
-def _played_again(folder: RunFolder, lost: int) -> int:
-    """How many rounds of this run are played again, ``lost`` of them since its last start; kept with that."""
-    path = folder.path / "made.json"
-    starts = provenance.starts(path) or [{}]
-    if lost > 0:
-        starts[-1][AGAIN] = _count(starts[-1].get(AGAIN, 0)) + lost
-        files.write_json(path, starts)
-    return sum(_count(start.get(AGAIN, 0)) for start in starts)
+def _played_again(folder: RunFolder, starts: Sequence[Mapping[str, Any]]) -> int:
+    """How many rounds of the run in the folder have been played again so far; from now on it is noted.
+
+    Earlier versions noted it in made.json, without which a run can go on.
+    """
+    path = folder.path / AGAIN
+    if folder.started and files.found(path):
+        held = files.read_json(path)
+        if not isinstance(held, dict) or type(held.get("rounds")) is not int or held["rounds"] < 0:
+            raise UserError(f"{path} is damaged, without which epsilon is not known: put it back as it was.")
+        return int(held["rounds"])
+    if folder.recorded and not starts:
+        raise UserError(
+            f"{folder.path} has neither {AGAIN} nor made.json, which say how often rounds were played again, "
+            "and epsilon would come out too small: put one of them back, or give another --out."
+        )
+    again = sum(_count(start.get("played again", 0)) for start in starts)
+    files.write_json(path, {"rounds": again})
+    return again
 
 
 def _count(value: Any) -> int:

@@ -2,6 +2,7 @@
 
 config.json       the effective config
 made.json         versions, hardware, git revision, command of every start
+again.json        how many rounds were played again, where these have other noise then
 inputs.json       what the model is given, and what its answers are called
 partition.json    who holds which examples
 metrics.jsonl     one line a round
@@ -58,7 +59,7 @@ class RunFolder:
 
     def forget(self) -> None:
         """Let a run that has recorded nothing be begun anew, by this process alone."""
-        for name in ("config.json", "partition.json", "made.json"):
+        for name in ("config.json", "partition.json", "made.json", "again.json"):
             (self.path / name).unlink(missing_ok=True)
 
     def acquire(self) -> None:
