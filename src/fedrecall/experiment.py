@@ -99,7 +99,7 @@ class Experiment:
     def __init__(
         self,
         config: Config,
-        out: Path | str | None = None,
+        out: Path | str | RunFolder | None = None,
         *,
         resume: bool = False,
         dataset: Dataset | None = None,
@@ -108,6 +108,8 @@ class Experiment:
         sinks: Sequence[Sink] = (),
     ):
         """``dataset`` replaces the one that the config names; ``out`` is the run folder, if any.
+
+        A host that has looked into the folder gives it as it has taken it; it is let go of with the run.
 
         ``federation`` replaces the one that the config describes: of clients whose data are elsewhere.
         """
@@ -119,7 +121,7 @@ class Experiment:
                     "fedrecall.experiment.Sink; one with a name, such as tensorboard, is named in the config."
                 )
         self.config = config
-        self.folder = RunFolder(Path(out)) if out is not None else None
+        self.folder = out if isinstance(out, RunFolder) or out is None else RunFolder(Path(out))
         self.sinks: list[Sink] = [*sinks, *following(config.sinks, self.folder.path if self.folder else None)]
         self._stop: int | None = None
         self._saved = 0

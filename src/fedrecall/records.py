@@ -63,7 +63,10 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def acquire(self) -> None:
-        """Take the folder for this process, or raise UserError if another one has it."""
+        """Take the folder for this process, unless it has it, or raise UserError if another one does."""
+        if self._lock is not None:
+            self._check_held()
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)

@@ -1313,6 +1313,65 @@ def test_uploads_that_were_hidden_stay_hidden_when_the_run_goes_on(tmp_path):
     play(Grid(nodes(tmp_path)), **run, rounds=2, secure="equal")
 
 
+class Waited(Grid):
+    """What happens once while the server waits for its nodes."""
+
+    meanwhile = staticmethod(lambda: None)
+
+    def get_node_ids(self) -> list[int]:
+        happens, self.meanwhile = self.meanwhile, lambda: None
+        happens()
+        return super().get_node_ids()
+
+
+@pytest.mark.parametrize("other", [{"secure": "equal"}, {"rounds": 1}])
+def test_what_was_looked_up_of_a_run_stays_true_while_nodes_are_waited_for(other, tmp_path):
+    """Another start would change how uploads are hidden, or what was agreed on."""
+    run = {"out": str(tmp_path / "run"), "resume": True, "rounds": 2}
+    grid, rival = Waited(nodes(tmp_path)), Grid(nodes(tmp_path))
+
+    def meanwhile() -> None:
+        with pytest.raises(UserError, match="another run is writing to"):
+            play(rival, **run | other)
+
+    grid.meanwhile = meanwhile
+    assert len(play(grid, **run).history) == 2
+    assert not rival.sent
+    play(rival, **run | {"rounds": 3})  # which it was let go of
+
+
+def test_a_folder_that_cannot_be_had_is_said_before_nodes_are_waited_for(tmp_path):
+    (tmp_path / "run").touch()
+    grid = Grid(nodes(tmp_path))
+    with pytest.raises(UserError, match=r"cannot write to .*run"):
+        play(grid, out=str(tmp_path / "run"))
+    assert not grid.sent
+    (tmp_path / "run").unlink()
+    with pytest.raises(UserError, match="0 of 3 clients are here"):
+        play(Grid({}), out=str(tmp_path / "run"))
+    play(grid, out=str(tmp_path / "run"), rounds=1)  # it was let go of by the one in vain
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "is gone, which says under what name"), ("[]", "damaged")]
+)
+def test_a_run_does_not_go_on_where_what_was_agreed_on_is_lost(content, said, tmp_path):
+    """Under another name no node remembers it, and nobody knows how uploads were hidden."""
+    run = {"algorithm": "scaffold", "out": str(tmp_path / "run"), "resume": True}
+    play(Grid(nodes(tmp_path)), **run, rounds=1)
+    path = tmp_path / "run" / "federation.json"
+    held = path.read_text()
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    grid = Grid(nodes(tmp_path))
+    with pytest.raises(UserError, match=said):
+        play(grid, **run, rounds=2)
+    assert not grid.sent
+    path.write_text(held)
+    assert play(grid, **run, rounds=2).history[-1]["failures"] == []
+
+
 def test_what_a_client_says_of_its_labels_is_drawn_once_even_if_its_round_is_played_again(tmp_path):
     class Killed(BaseException):
         pass
