@@ -1352,6 +1352,38 @@ def test_a_folder_that_cannot_be_had_is_said_before_nodes_are_waited_for(tmp_pat
     play(grid, out=str(tmp_path / "run"), rounds=1)  # it was let go of by the one in vain
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_run_that_is_over_needs_no_node_to_be_looked_at(own, tmp_path):
+    where = {} if own else {"dataset": "", "auxiliary_per_class": ""}
+    run = {"out": str(tmp_path / "run"), "resume": True, "rounds": 2, **where}
+    first = play(Grid(nodes(tmp_path)), **run)
+    noted = files.read_json(tmp_path / "run" / "federation.json")
+    result = play(Grid({}), **run)
+    same(result.weights, first.weights)
+    assert list(result.history) == list(first.history)
+    assert files.read_json(tmp_path / "run" / "federation.json") == noted
+    with pytest.raises(UserError, match="0 of 3 clients are here"):
+        play(Grid({}), **run | {"rounds": 3})
+
+
+def test_a_run_whose_last_model_is_not_evaluated_waits_for_those_who_do(tmp_path):
+    def mute(node: int, reply: Message) -> Message | None:
+        return None if reply.metadata.message_type == "evaluate" else reply
+
+    run = {
+        "out": str(tmp_path / "run"),
+        "resume": True,
+        "rounds": 1,
+        "dataset": "",
+        "auxiliary_per_class": "",
+    }
+    with pytest.raises(UserError, match="nobody evaluated the model of round 1"):
+        play(Grid(nodes(tmp_path), mute), **run)
+    with pytest.raises(UserError, match="0 of 3 clients are here"):
+        play(Grid({}), **run)
+    assert "accuracy" in play(Grid(nodes(tmp_path)), **run).history[-1]
+
+
 @pytest.mark.parametrize(
     ("content", "said"), [(None, "is gone, which says under what name"), ("[]", "damaged")]
 )

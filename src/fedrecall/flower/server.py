@@ -94,14 +94,15 @@ def serve(grid: Grid, config: Config, hosting: Hosting) -> Result:
 
 
 def _serve(grid: Grid, config: Config, hosting: Hosting, folder: RunFolder | None) -> Result:
-    before = None
+    before, over = None, False
     if folder is not None and hosting.resume:
         newest = next(folder.checkpoints(), None)
         noted = _noted(folder, hosting)
         before = None if newest is None else _agreed_before(folder, noted)
+        over = newest is not None and _is_over(folder, newest.round_number, config)
     nodes = Nodes(grid, config, hosting, before=before)
     own = _own_data(config)
-    facts = nodes.gather()
+    facts = before if before is not None and over else nodes.gather()
     if own is not None:
         fresh = _with(facts, own, config)
         if before is None:
@@ -113,6 +114,12 @@ def _serve(grid: Grid, config: Config, hosting: Hosting, folder: RunFolder | Non
             )
     run = Run(config, nodes, describe(config, facts, own), hosting, folder)
     return run.play()
+
+
+def _is_over(folder: RunFolder, saved: int, config: Config) -> bool:
+    """Whether all rounds are played and the last one is evaluated, so that no node has to be there."""
+    *_, last = folder.metrics() or [{}]
+    return saved >= config.rounds and last.get("round") == saved and "accuracy" in last
 
 
 class Agreed(NamedTuple):
@@ -172,15 +179,14 @@ class Run(Experiment):
         folder of one that recorded nothing. Beside it is written what the federation agreed on.
         """
         name, start = secrets.token_hex(16), int(time.time())
-        if self.folder is None:
+        facts = self.nodes.facts
+        if self.folder is None or facts is None:  # no folder, or no node that is asked anything
             return name, start
         path, what = self.folder.path / AGREED, wire.digest(configs.what(self.config))
         if path.exists():
             held = _read(path)
             if self.history or held.get("what") == what:
                 name, start = str(held["run"]), max(start, int(held.get("start", 0)) + 1)
-        facts = self.nodes.facts
-        assert facts is not None
         with files.writing(self.folder.path):
             begun = {"run": name, "start": start, "what": what}
             files.write_json(path, {**begun, **marks(facts, self.nodes), **facts.data._asdict()})
@@ -232,6 +238,9 @@ class Lines:
     def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
         """Say what is played."""
         name, first = config["algorithm"]["name"], len(history) + 1
+        if first > self.rounds:
+            log.info("%s: all %d rounds are played", name, self.rounds)
+            return
         log.info("%s, rounds %d to %d, augmentation %s", name, first, self.rounds, config["augmentation"])
 
     def record(self, record: Mapping[str, Any]) -> None:
