@@ -365,7 +365,7 @@ class Experiment:
         }
         shown = self._due(number) and self.evaluated_elsewhere
         if shown:  # a model that others have seen must not be made anew, with other noise
-            self._save(number, record, clock)
+            self._save(number, record, clock, pending=True)
         if self._due(number):
             evaluation = self.evaluation(self.server.weights, number)
             if not (shown or math.isfinite(evaluation.loss)):
@@ -393,7 +393,7 @@ class Experiment:
             self._save(number, record, clock)
         elif self.folder is not None:
             with files.writing(self.folder.path):
-                self.folder.amend(record)
+                self.folder.append(record)
         self.history.append(record)
         for sink in self.sinks:
             sink.record(record)
@@ -513,7 +513,8 @@ class Experiment:
             )
             self._told = True
 
-    def _save(self, number: int, record: dict[str, Any], clock: "Clock") -> None:
+    def _save(self, number: int, record: dict[str, Any], clock: "Clock", *, pending: bool = False) -> None:
+        """Save the round; ``pending``: its record is to have an evaluation yet."""
         if self.folder is None:
             return
         last = number == self.config.rounds or self._stop is not None
@@ -522,7 +523,7 @@ class Experiment:
             if due:
                 saved = self.memories.save()
                 record["seconds"]["memories"] = clock.lap()
-            self.folder.append(record)
+            (self.folder.hold if pending else self.folder.append)(record)
             if due:
                 self._checkpoint(self.folder, number, saved)
 
