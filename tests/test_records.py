@@ -22,8 +22,10 @@ def save(folder, number):
 
 
 def test_the_last_two_checkpoints_are_kept(folder):
+    assert folder.kept_rounds() == (0, 0)
     for number in (1, 2, 3):
         save(folder, number)
+        assert folder.kept_rounds() == (number - 1, number)
     assert [c.round_number for c in folder.checkpoints()] == [3, 2]
     assert torch.equal(next(folder.checkpoints()).arrays["w"], torch.full((3,), 3.0))
 

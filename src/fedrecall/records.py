@@ -187,6 +187,12 @@ class RunFolder:
                 continue
         return used
 
+    def kept_rounds(self) -> tuple[int, int]:
+        """The rounds of the two checkpoints that a run may go back to, the older first; 0 is its start."""
+        numbers = sorted(map(_number, (self.path / "checkpoints").glob("round-*.json")))
+        older, newer = [0, 0, *numbers][-KEPT:]
+        return older, newer
+
     def checkpoints(self, refused: list[str] | None = None, remembering: bool = True) -> Iterator[Checkpoint]:
         """The checkpoints that can be read whole, newest first; ``refused`` gets why others cannot be.
 

@@ -956,11 +956,28 @@ def test_a_client_that_is_late_for_rounds_on_end_takes_part_again(tmp_path):
     assert all("no reply" in r["failures"][0] for r in result.history[1:4])
 
 
-def test_clients_remember_what_is_needed_and_no_more(tmp_path):
-    play(Grid(nodes(tmp_path)), algorithm="scaffold", rounds=6)
-    (run,) = tmp_path.iterdir()
-    kept = sorted(p.name[:12] for p in (run / "client-000001").iterdir())
-    assert kept == [f"round-00000{r}" for r in (4, 5, 6)]
+@pytest.mark.parametrize(
+    ("every", "kept"), [(1, [6, 7, 8]), (3, [3, 6, 7, 8]), (100, [7, 8]), (None, [7, 8])]
+)
+def test_clients_remember_what_is_needed_and_no_more(every, kept, tmp_path):
+    """What the last round and the two checkpoints began at, however far these are apart."""
+    run = {"algorithm": "scaffold", "rounds": 8}
+    if every is not None:
+        run |= {"checkpoint_every": every, "out": str(tmp_path / "run"), "resume": True}
+    grid = Grid(nodes(tmp_path / "nodes"))
+    play(grid, **run)
+    (folder,) = (tmp_path / "nodes").glob("*/client-000001")
+    assert sorted(int(p.name[6:12]) for p in folder.iterdir()) == kept
+    if every is None:
+        return
+    expected = alone(algorithm="scaffold", rounds=11).server.weights
+    play(grid, **run | {"rounds": 10})  # it may go back to where it ended before, too
+    checkpoints = sorted((tmp_path / "run" / "checkpoints").glob("*.json"))
+    assert checkpoints[0].stem == f"round-{8 if every == 100 else 9:06d}"
+    checkpoints[1].unlink()
+    result = play(grid, **run | {"rounds": 11})
+    assert [r["failures"] for r in result.history] == [[]] * 11
+    same(result.weights, expected)
 
 
 def test_nothing_is_remembered_where_there_is_nothing_to_remember(tmp_path):

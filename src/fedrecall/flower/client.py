@@ -197,7 +197,7 @@ def _train(node: Node, task: Task, arrays: dict[str, Tensor]) -> Visit:
         at = "" if done.failure.step is None else f"step {done.failure.step}: "
         raise UserError(at + done.failure.reason)
     contracts.alike(done.memory, first, "finish", "a client's memory", "remember")
-    kept.put((task.start, task.round), done.memory, task.keep, task.remembered)
+    kept.put((task.start, task.round), done.memory, task.keep, task.remembered, task.saved)
     return done
 
 

@@ -165,6 +165,8 @@ class Run(Experiment):
             dataset = federation.dataset
             nodes.up = payloads.declared(self.algorithm, self.model, dataset.shape, dataset.classes).up
             nodes.run, nodes.start = self._name()
+            if self.folder is not None:
+                nodes.checkpoints = self.folder.kept_rounds
         except BaseException:
             self.close()
             raise
