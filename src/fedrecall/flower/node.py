@@ -30,6 +30,8 @@ log = logging.getLogger("flwr")
 ELSEWHERE = "fedrecall.flower.node:Elsewhere"
 """How a config names the data set of a run whose data are at the nodes."""
 REMEDY = "allow it with custom=true in this node's --node-config."
+ANSWERED = 64
+"""Marks that are left of what was answered from: of many rounds, and a process is late by one message."""
 FEWEST = 10
 """Numbers that a mean and a deviation must be of for a node to tell them: those of one are the number."""
 
@@ -248,8 +250,7 @@ class Kept:
             return
         start, round_number = visit
         with files.writing(self.folder, then="and it takes part again"):
-            self.folder.mkdir(0o700, parents=True, exist_ok=True)  # what they hold follows from the data
-            self.folder.chmod(0o700)
+            self._make()
             content = files.packed(arrays)
             name = f"round-{round_number:06d}-{start:06d}-{files.checksum(content)}.safetensors"
             path = self.folder / name
@@ -263,6 +264,22 @@ class Kept:
             unsaid = saved < 0 and oldest <= number <= remembered
             if number < round_number and number not in wanted and not unsaid:
                 self._forget(number)
+
+    def answer_once(self, mark: str) -> None:
+        """Leave a mark of what is answered from, or raise Malformed if it is there: it was answered from."""
+        with files.writing(self.folder, then="and it takes part again"):
+            self._make()
+            try:
+                (self.folder / f"answered-{mark}").touch(0o600, exist_ok=False)
+            except FileExistsError:
+                raise Malformed("it has answered at this step of secure aggregation before") from None
+            marks = sorted(self.folder.glob("answered-*"), key=lambda p: p.stat().st_mtime_ns)
+            for path in marks[:-ANSWERED]:
+                path.unlink(missing_ok=True)
+
+    def _make(self) -> None:
+        self.folder.mkdir(0o700, parents=True, exist_ok=True)  # what it holds follows from the data
+        self.folder.chmod(0o700)
 
     def _overtaken(self, visit: tuple[int, int]) -> bool:
         names = [p.stem.split("-") for p in self.folder.glob("round-*-*-*.safetensors")]
