@@ -360,6 +360,36 @@ def test_a_round_that_is_played_again_with_other_noise_counts(secret, tmp_path):
     newest.write_bytes(newest.read_bytes()[:-1])
     with pytest.warns(RuntimeWarning, match=r"is damaged.* Going on from round 3"):
         assert spent() == epsilon(2.0, 6, 3, 4 + 3 * secret, 1e-5)
+    (tmp_path / "made.json").unlink()  # as one may who goes on with other code
+    (tmp_path / "checkpoints" / "round-000004.json").unlink()
+    assert spent() == epsilon(2.0, 6, 3, 4 + 4 * secret, 1e-5)
+
+
+def test_how_often_rounds_were_played_again_is_known_or_nothing_goes_on(tmp_path):
+    spec = {"name": "private", "noise": 2.0, "secret": True}
+    made, noted = tmp_path / "made.json", tmp_path / "again.json"
+
+    def spent(rounds: int) -> float:
+        found = experiment(spec, tmp_path, resume=True, rounds=rounds, checkpoint_every=1).run()
+        return found.history[-1]["epsilon"]
+
+    spent(1)
+    starts = json.loads(made.read_text())
+    made.write_text(json.dumps([{**starts[0], "played again": 2}]))  # as earlier versions noted it
+    noted.unlink()
+    assert spent(2) == epsilon(2.0, 6, 3, 2 + 2, 1e-5)
+    made.unlink()
+    assert spent(3) == epsilon(2.0, 6, 3, 3 + 2, 1e-5)
+    for content in ("[]", '{"rounds": -1}', '{"rounds": "2"}'):
+        noted.write_text(content)
+        with pytest.raises(UserError, match=r"again\.json is damaged"):
+            spent(4)
+    made.unlink()
+    noted.unlink()
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match=r"neither again\.json nor made\.json.* put one of them back"):
+        spent(4)
+    assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
 
 
 def test_chains_batch_norm_and_a_missing_accountant_are_explained(monkeypatch):

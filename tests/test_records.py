@@ -9,7 +9,7 @@ import torch
 
 from fedrecall.errors import UserError
 from fedrecall.memories import Memories
-from fedrecall.records import Checkpoint, History, RunFolder, read_metrics, whole
+from fedrecall.records import PENDING, Checkpoint, History, RunFolder, read_metrics, whole
 
 
 @pytest.fixture
@@ -22,8 +22,10 @@ def save(folder, number):
 
 
 def test_the_last_two_checkpoints_are_kept(folder):
+    assert folder.kept_rounds() == (0, 0)
     for number in (1, 2, 3):
         save(folder, number)
+        assert folder.kept_rounds() == (number - 1, number)
     assert [c.round_number for c in folder.checkpoints()] == [3, 2]
     assert torch.equal(next(folder.checkpoints()).arrays["w"], torch.full((3,), 3.0))
 
@@ -215,6 +217,36 @@ def test_a_record_is_amended_without_reading_the_others(folder):
         assert path.read_text() == first + f'{{"round":{number},"accuracy":0.5}}\n'
     with pytest.raises(AssertionError):
         folder.amend({"round": 1})
+
+
+def test_a_record_that_is_held_is_the_last_until_it_has_its_line(folder):
+    lines, held = folder.path / "metrics.jsonl", folder.path / PENDING
+    folder.path.mkdir()
+    assert not folder.recorded
+    folder.hold({"round": 1})
+    assert folder.recorded
+    assert folder.metrics() == [{"round": 1}]
+    folder.append({"round": 1, "accuracy": 0.5})
+    assert folder.metrics() == [{"round": 1, "accuracy": 0.5}]
+    assert not held.exists()
+    folder.hold({"round": 2})
+    kept = held.read_bytes()
+    folder.append({"round": 2, "accuracy": 0.5})
+    held.write_bytes(kept)  # as a kill leaves it that comes right after the line
+    assert [len(r) for r in folder.metrics()] == [2, 2]
+    lines.write_bytes(lines.read_bytes()[:-4])  # or in the middle of it
+    assert [len(r) for r in folder.metrics()] == [2, 1]
+    assert [len(r) for r in folder.rewind(2)] == [2, 1]
+    assert not held.exists()
+    assert list(read_metrics(lines)) == folder.metrics()  # a line a round, for who reads no other file
+    folder.hold({"round": 3})
+    assert len(folder.rewind(1)) == 1
+    folder.append({"round": 2})
+    assert [r["round"] for r in folder.metrics()] == [1, 2]
+    for damaged in ("{", "[]", '{"round": true}'):
+        held.write_text(damaged)
+        with pytest.raises(UserError, match=r"pending\.json"):
+            folder.metrics()
 
 
 def test_a_line_cut_short_at_the_end_is_left_out_and_elsewhere_refused(tmp_path):

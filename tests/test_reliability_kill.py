@@ -2,16 +2,41 @@
 
 import errno
 import os
+import signal
 
 import pytest
 from tests.torture import kills
 
 from fedrecall.errors import UserError
+from fedrecall.experiment import Experiment
+from fedrecall.records import PENDING
 
 
 @pytest.mark.parametrize("algorithm", kills.ALGORITHMS)
 def test_a_run_killed_anywhere_ends_as_if_it_had_not_been(algorithm, tmp_path):
     assert sum(kills.campaign(tmp_path, algorithm, "serial", 3, key=5).values()) >= 3
+
+
+def test_a_run_whose_models_others_evaluate_killed_anywhere_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
+    """Its records wait for that in a file of their own."""
+    monkeypatch.setattr(Experiment, "evaluated_elsewhere", True)
+    changes = {"measures": [], "rounds": 3}  # what a measure looks at is gone with the process
+    expected = kills.run(tmp_path / "whole", "fedavg", "serial", **changes)
+    moments = kills.Moments()
+    with moments.counted():
+        kills.run(tmp_path / "counted", "fedavg", "serial", **changes)
+    for fatal in range(3, moments.count, 11):
+        folder = tmp_path / str(fatal)
+
+        def play(folder=folder, fatal=fatal) -> None:
+            with kills.Moments(fatal).counted():
+                kills.run(folder, "fedavg", "serial", **changes)
+
+        assert kills.forked(play) == -signal.SIGKILL
+        kills.readable(folder)
+        assert kills.same(kills.run(folder, "fedavg", "serial", **changes), expected)
+        assert not (folder / PENDING).exists()
+        assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
 
 
 def test_a_run_on_processes_too(tmp_path):

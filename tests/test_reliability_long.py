@@ -9,6 +9,7 @@ from tests.torture import kills, long
 
 import fedrecall
 from fedrecall import trees
+from fedrecall.experiment import Experiment
 from fedrecall.measures import MEASURES
 from fedrecall.records import RunFolder, read_metrics
 
@@ -36,6 +37,26 @@ def test_metrics_are_read_in_linear_time(tmp_path):
             best = min(best, time.process_time() - since)
         seconds.append(best)
     assert seconds[1] < 8 * seconds[0]  # four times as much
+
+
+def test_a_round_that_others_evaluate_costs_no_more_the_later_it_is(tmp_path, monkeypatch):
+    """What there is of the rounds before is not written anew: the file stays the one that it was."""
+    monkeypatch.setattr(Experiment, "evaluated_elsewhere", True)
+    lines, found = tmp_path / "run" / "metrics.jsonl", []
+
+    class Look:
+        def begin(self, config, history):
+            pass
+
+        def record(self, record):
+            found.append((lines.stat().st_ino, len(lines.read_text().splitlines())))
+
+        def end(self):
+            pass
+
+    settings = {**kills.BASE, "algorithm": "fedavg", "backend": "serial"}
+    fedrecall.run(tmp_path / "run", sinks=[Look()], **settings)
+    assert found == [(lines.stat().st_ino, number) for number in (1, 2, 3, 4)]
 
 
 def test_ten_thousand_clients_a_few_of_whom_have_a_memory(tmp_path):

@@ -41,8 +41,8 @@ from fedrecall.records import INPUTS, Checkpoint, History, RunFolder, whole
 from fedrecall.sinks import following
 from fedrecall.training import Failure
 
-AGAIN = "played again"
-"""What a start of a run is told to have lost: rounds whose models may have been seen, and count as such."""
+AGAIN = "again.json"
+"""The run folder's file with how many rounds were played again with other noise: their models all count."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 
 
@@ -99,7 +99,7 @@ class Experiment:
     def __init__(
         self,
         config: Config,
-        out: Path | str | None = None,
+        out: Path | str | RunFolder | None = None,
         *,
         resume: bool = False,
         dataset: Dataset | None = None,
@@ -108,6 +108,8 @@ class Experiment:
         sinks: Sequence[Sink] = (),
     ):
         """``dataset`` replaces the one that the config names; ``out`` is the run folder, if any.
+
+        A host that has looked into the folder gives it as it has taken it; it is let go of with the run.
 
         ``federation`` replaces the one that the config describes: of clients whose data are elsewhere.
         """
@@ -119,7 +121,7 @@ class Experiment:
                     "fedrecall.experiment.Sink; one with a name, such as tensorboard, is named in the config."
                 )
         self.config = config
-        self.folder = RunFolder(Path(out)) if out is not None else None
+        self.folder = out if isinstance(out, RunFolder) or out is None else RunFolder(Path(out))
         self.sinks: list[Sink] = [*sinks, *following(config.sinks, self.folder.path if self.folder else None)]
         self._stop: int | None = None
         self._saved = 0
@@ -187,10 +189,10 @@ class Experiment:
         ``data`` tells what this process divided among clients, if it did.
         """
         code = provenance.code(configs.what(self.config))
+        again = _played_again(folder, starts) if self.algorithm.secret else 0
         _check_code(folder, starts, code)
         if folder.started:
-            self._restore(folder)
-            starts = provenance.starts(folder.path / "made.json")
+            self._restore(folder, again)
         else:
             self.history = History(folder, folder.rewind(0))
             if data:
@@ -204,7 +206,8 @@ class Experiment:
             start["run"] = secrets.token_hex(8)  # what others may know this run by, wherever it is moved
         files.write_json(folder.path / "made.json", [*starts, start])
 
-    def _restore(self, folder: RunFolder) -> None:
+    def _restore(self, folder: RunFolder, again: int) -> None:
+        """Go on from the newest sound checkpoint; ``again``: rounds that were played again before."""
         played, refused, recorded = 0, list[str](), folder.metrics()
         _check_rounds(folder, len(recorded), self.config.rounds)
         for checkpoint in folder.checkpoints(refused):
@@ -222,8 +225,10 @@ class Experiment:
         else:
             self._check_nothing_is_lost(folder, recorded, refused)
         if self.algorithm.secret:
-            again = _played_again(folder, len(recorded) - played)
-            self.server = self.algorithm.recount(self.server, played + again)
+            lost = max(0, len(recorded) - played)
+            if lost:
+                files.write_json(folder.path / AGAIN, {"rounds": again + lost})
+            self.server = self.algorithm.recount(self.server, played + again + lost)
         kept = whole(folder.rewind(played, recorded), folder.path / "metrics.jsonl")
         if len(kept) != played:
             raise UserError(f"{folder.path}/metrics.jsonl lacks rounds before round {played}.")
@@ -360,7 +365,7 @@ class Experiment:
         }
         shown = self._due(number) and self.evaluated_elsewhere
         if shown:  # a model that others have seen must not be made anew, with other noise
-            self._save(number, record, clock)
+            self._save(number, record, clock, pending=True)
         if self._due(number):
             evaluation = self.evaluation(self.server.weights, number)
             if not (shown or math.isfinite(evaluation.loss)):
@@ -388,7 +393,7 @@ class Experiment:
             self._save(number, record, clock)
         elif self.folder is not None:
             with files.writing(self.folder.path):
-                self.folder.amend(record)
+                self.folder.append(record)
         self.history.append(record)
         for sink in self.sinks:
             sink.record(record)
@@ -508,7 +513,8 @@ class Experiment:
             )
             self._told = True
 
-    def _save(self, number: int, record: dict[str, Any], clock: "Clock") -> None:
+    def _save(self, number: int, record: dict[str, Any], clock: "Clock", *, pending: bool = False) -> None:
+        """Save the round; ``pending``: its record is to have an evaluation yet."""
         if self.folder is None:
             return
         last = number == self.config.rounds or self._stop is not None
@@ -517,7 +523,7 @@ class Experiment:
             if due:
                 saved = self.memories.save()
                 record["seconds"]["memories"] = clock.lap()
-            self.folder.append(record)
+            (self.folder.hold if pending else self.folder.append)(record)
             if due:
                 self._checkpoint(self.folder, number, saved)
 
@@ -620,14 +626,25 @@ def _check_code(folder: RunFolder, starts: Sequence[Mapping[str, Any]], code: Ma
     provenance.check_code(folder.path, starts, code, ", or give another --out")
 
 
-def _played_again(folder: RunFolder, lost: int) -> int:
-    """How many rounds of this run are played again, ``lost`` of them since its last start; kept with that."""
-    path = folder.path / "made.json"
-    starts = provenance.starts(path) or [{}]
-    if lost > 0:
-        starts[-1][AGAIN] = _count(starts[-1].get(AGAIN, 0)) + lost
-        files.write_json(path, starts)
-    return sum(_count(start.get(AGAIN, 0)) for start in starts)
+def _played_again(folder: RunFolder, starts: Sequence[Mapping[str, Any]]) -> int:
+    """How many rounds of the run in the folder have been played again so far; from now on it is noted.
+
+    Earlier versions noted it in made.json, without which a run can go on.
+    """
+    path = folder.path / AGAIN
+    if folder.started and files.found(path):
+        held = files.read_json(path)
+        if not isinstance(held, dict) or type(held.get("rounds")) is not int or held["rounds"] < 0:
+            raise UserError(f"{path} is damaged, without which epsilon is not known: put it back as it was.")
+        return int(held["rounds"])
+    if folder.recorded and not starts:
+        raise UserError(
+            f"{folder.path} has neither {AGAIN} nor made.json, which say how often rounds were played again, "
+            "and epsilon would come out too small: put one of them back, or give another --out."
+        )
+    again = sum(_count(start.get("played again", 0)) for start in starts)
+    files.write_json(path, {"rounds": again})
+    return again
 
 
 def _count(value: Any) -> int:

@@ -31,7 +31,7 @@ def starts(path: Path) -> list[dict[str, Any]]:
         isinstance(start, dict) and all(isinstance(start.get(part, {}), dict) for part in ("data", "code"))
         for start in found
     ):
-        raise UserError(f"{path} is damaged: delete it to go on.")
+        raise UserError(f"{path} is damaged: move it elsewhere to go on.")
     return found
 
 
@@ -137,7 +137,7 @@ def check_code(
         if differs(digest, code.get(name, digest)):
             raise UserError(
                 f"{folder} was begun with other code than {name} has now: put that back{remedy}. "
-                f"To go on with the new code all the same, delete {folder / 'made.json'}."
+                f"To go on with the new code all the same, move {folder / 'made.json'} elsewhere."
             )
 
 

@@ -2,9 +2,11 @@
 
 config.json       the effective config
 made.json         versions, hardware, git revision, command of every start
+again.json        how many rounds were played again, where these have other noise then
 inputs.json       what the model is given, and what its answers are called
 partition.json    who holds which examples
 metrics.jsonl     one line a round
+pending.json      the record of a round whose model others are asked to evaluate, until they have
 checkpoints/      round-000010.json names the arrays, their checksum and the clients' memories
 memories/         what clients remember, for algorithms whose clients do
 """
@@ -25,6 +27,7 @@ from fedrecall import files, memories
 from fedrecall.errors import Busy, UserError
 
 INPUTS = "inputs.json"
+PENDING = "pending.json"
 KEPT = 2  # checkpoints: if the last is damaged the one before is used
 
 
@@ -52,17 +55,19 @@ class RunFolder:
     def recorded(self) -> bool:
         """Whether anything of a round is here: its record, though damaged, or a checkpoint."""
         rounds = self.path / "metrics.jsonl"
-        return (files.found(rounds) and rounds.stat().st_size > 0) or any(
-            (self.path / "checkpoints").glob("round-*")
-        )
+        noted = (files.found(rounds) and rounds.stat().st_size > 0) or files.found(self.path / PENDING)
+        return noted or any((self.path / "checkpoints").glob("round-*"))
 
     def forget(self) -> None:
         """Let a run that has recorded nothing be begun anew, by this process alone."""
-        for name in ("config.json", "partition.json", "made.json"):
+        for name in ("config.json", "partition.json", "made.json", "again.json"):
             (self.path / name).unlink(missing_ok=True)
 
     def acquire(self) -> None:
-        """Take the folder for this process, or raise UserError if another one has it."""
+        """Take the folder for this process, unless it has it, or raise UserError if another one does."""
+        if self._lock is not None:
+            self._check_held()
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -106,15 +111,26 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every round's record; a line cut short by a crash at the end is left out."""
-        return list(read_metrics(self.path / "metrics.jsonl"))
+        records = list(read_metrics(self.path / "metrics.jsonl"))
+        pending = _pending(self.path / PENDING)
+        # Of a round that has its line, or that a run which went back had, it means nothing any more.
+        if pending is not None and pending["round"] == len(records) + 1:
+            records.append(pending)
+        return records
+
+    def hold(self, record: dict[str, Any]) -> None:
+        """Keep a round's record apart until it is whole; it is on disk when this returns."""
+        self._check_held()
+        files.write(self.path / PENDING, _line(record))
 
     def append(self, record: dict[str, Any]) -> None:
-        """Add a round's record; it is on disk when this returns."""
+        """Add a round's record, which is held no longer; it is on disk when this returns."""
         self._check_held()
         with open(self.path / "metrics.jsonl", "ab") as file:
             file.write(_line(record))
             file.flush()
             os.fsync(file.fileno())
+        (self.path / PENDING).unlink(missing_ok=True)
 
     def rewind(
         self, round_number: int, records: Sequence[dict[str, Any]] | None = None
@@ -125,6 +141,7 @@ class RunFolder:
         """
         kept = [r for r in (self.metrics() if records is None else records) if r["round"] <= round_number]
         files.write(self.path / "metrics.jsonl", b"".join(map(_line, kept)))
+        (self.path / PENDING).unlink(missing_ok=True)  # it is among them, or after the round
         for later in (self.path / "checkpoints").glob("round-*.json"):
             # Else a damaged checkpoint would count as one of those to keep, in place of a sound one.
             if _number(later) > round_number:
@@ -132,7 +149,10 @@ class RunFolder:
         return kept
 
     def amend(self, record: dict[str, Any]) -> None:
-        """Put this in place of the last record, that of the same round; the others are not read."""
+        """Put this in place of the last record, that of the same round.
+
+        All are written anew, so it is not for every round: see `hold`.
+        """
         self._check_held()
         path = self.path / "metrics.jsonl"
         content = path.read_bytes()
@@ -166,6 +186,12 @@ class RunFolder:
             except UserError:
                 continue
         return used
+
+    def kept_rounds(self) -> tuple[int, int]:
+        """The rounds of the two checkpoints that a run may go back to, the older first; 0 is its start."""
+        numbers = sorted(map(_number, (self.path / "checkpoints").glob("round-*.json")))
+        older, newer = [0, 0, *numbers][-KEPT:]
+        return older, newer
 
     def checkpoints(self, refused: list[str] | None = None, remembering: bool = True) -> Iterator[Checkpoint]:
         """The checkpoints that can be read whole, newest first; ``refused`` gets why others cannot be.
@@ -250,6 +276,18 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                 return
             raise UserError(f"{path}, line {number}: {error}.") from error
         yield record
+
+
+def _pending(path: Path) -> dict[str, Any] | None:
+    """The record that is held apart, if one is."""
+    if not files.found(path):
+        return None
+    record = files.read_json(path)
+    try:
+        _check(record)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}.") from error
+    return dict(record)
 
 
 _NUMBER = (int, float)

@@ -400,6 +400,22 @@ def full_table() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+def test_descriptors_may_be_as_large_as_they_get(opened):
+    """As in a process that holds many files or connections, a notebook or a service."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1300:
+        pytest.skip("fewer files may be open here than it takes")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1300), hard))
+    try:
+        with contextlib.ExitStack() as held:
+            for _ in range(1100):
+                held.enter_context(open(os.devnull))
+            w = work(workers=2)
+            same(opened(w).map(jobs(w)), Serial(w).map(jobs(w)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 @pytest.mark.parametrize(("number", "said"), [(errno.EAGAIN, "ulimit -u"), (errno.EMFILE, "ulimit -n")])
 def test_a_limit_at_the_start_of_workers_is_a_sentence(number, said, opened, monkeypatch):
     def refuse(*_, **__):

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.flower.grids import Grid
 
 from fedrecall import __version__
@@ -43,6 +46,31 @@ def test_memories_are_kept_by_round_for_as_long_as_the_server_may_ask(tmp_path):
     assert again.get(5, memory(0)).variate["w"].tolist() == [5] * 3
     with pytest.raises(UserError, match="what it remembered after round 2 is not in"):
         again.get(2, memory(0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(every=st.integers(1, 7), took_part=st.sets(st.integers(1, 30)), lost=st.sets(st.integers(1, 30)))
+def test_whatever_the_server_may_go_back_to_is_there_and_little_else(every, took_part, lost):
+    """It means the last visit until then whose upload arrived."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Kept(Node(client=4, data="digits", memory=folder), RUN)
+        arrived = [0]
+        for number in sorted(took_part):
+            newer = (number - 1) // every * every
+            older = max(0, newer - every)
+            kept.rewind((1, number), arrived[-1])
+            kept.put((1, number), memory(number), older, arrived[-1], newer)
+            meant = {max(r for r in arrived if r <= until) for until in (older, newer, number)}
+            assert set(rounds_of(kept)) == meant - {0} | {number}
+            if number not in lost:
+                arrived.append(number)
+
+
+def test_a_server_of_an_earlier_version_may_go_back_to_any_round_since_the_older_checkpoint(tmp_path):
+    kept = Kept(Node(client=4, data="digits", memory=str(tmp_path)), RUN)
+    for number in range(1, 8):
+        kept.put((1, number), memory(number), 3, number - 1)
+    assert rounds_of(kept) == [3, 4, 5, 6, 7]
 
 
 def test_a_damaged_memory_is_not_trained_on(tmp_path):

@@ -956,11 +956,28 @@ def test_a_client_that_is_late_for_rounds_on_end_takes_part_again(tmp_path):
     assert all("no reply" in r["failures"][0] for r in result.history[1:4])
 
 
-def test_clients_remember_what_is_needed_and_no_more(tmp_path):
-    play(Grid(nodes(tmp_path)), algorithm="scaffold", rounds=6)
-    (run,) = tmp_path.iterdir()
-    kept = sorted(p.name[:12] for p in (run / "client-000001").iterdir())
-    assert kept == [f"round-00000{r}" for r in (4, 5, 6)]
+@pytest.mark.parametrize(
+    ("every", "kept"), [(1, [6, 7, 8]), (3, [3, 6, 7, 8]), (100, [7, 8]), (None, [7, 8])]
+)
+def test_clients_remember_what_is_needed_and_no_more(every, kept, tmp_path):
+    """What the last round and the two checkpoints began at, however far these are apart."""
+    run = {"algorithm": "scaffold", "rounds": 8}
+    if every is not None:
+        run |= {"checkpoint_every": every, "out": str(tmp_path / "run"), "resume": True}
+    grid = Grid(nodes(tmp_path / "nodes"))
+    play(grid, **run)
+    (folder,) = (tmp_path / "nodes").glob("*/client-000001")
+    assert sorted(int(p.name[6:12]) for p in folder.iterdir()) == kept
+    if every is None:
+        return
+    expected = alone(algorithm="scaffold", rounds=11).server.weights
+    play(grid, **run | {"rounds": 10})  # it may go back to where it ended before, too
+    checkpoints = sorted((tmp_path / "run" / "checkpoints").glob("*.json"))
+    assert checkpoints[0].stem == f"round-{8 if every == 100 else 9:06d}"
+    checkpoints[1].unlink()
+    result = play(grid, **run | {"rounds": 11})
+    assert [r["failures"] for r in result.history] == [[]] * 11
+    same(result.weights, expected)
 
 
 def test_nothing_is_remembered_where_there_is_nothing_to_remember(tmp_path):
@@ -1311,6 +1328,97 @@ def test_uploads_that_were_hidden_stay_hidden_when_the_run_goes_on(tmp_path):
         with pytest.raises(UserError, match=f"was begun with secure = 'equal', not '{other}'"):
             play(Grid(nodes(tmp_path)), **run, rounds=2, secure=other)
     play(Grid(nodes(tmp_path)), **run, rounds=2, secure="equal")
+
+
+class Waited(Grid):
+    """What happens once while the server waits for its nodes."""
+
+    meanwhile = staticmethod(lambda: None)
+
+    def get_node_ids(self) -> list[int]:
+        happens, self.meanwhile = self.meanwhile, lambda: None
+        happens()
+        return super().get_node_ids()
+
+
+@pytest.mark.parametrize("other", [{"secure": "equal"}, {"rounds": 1}])
+def test_what_was_looked_up_of_a_run_stays_true_while_nodes_are_waited_for(other, tmp_path):
+    """Another start would change how uploads are hidden, or what was agreed on."""
+    run = {"out": str(tmp_path / "run"), "resume": True, "rounds": 2}
+    grid, rival = Waited(nodes(tmp_path)), Grid(nodes(tmp_path))
+
+    def meanwhile() -> None:
+        with pytest.raises(UserError, match="another run is writing to"):
+            play(rival, **run | other)
+
+    grid.meanwhile = meanwhile
+    assert len(play(grid, **run).history) == 2
+    assert not rival.sent
+    play(rival, **run | {"rounds": 3})  # which it was let go of
+
+
+def test_a_folder_that_cannot_be_had_is_said_before_nodes_are_waited_for(tmp_path):
+    (tmp_path / "run").touch()
+    grid = Grid(nodes(tmp_path))
+    with pytest.raises(UserError, match=r"cannot write to .*run"):
+        play(grid, out=str(tmp_path / "run"))
+    assert not grid.sent
+    (tmp_path / "run").unlink()
+    with pytest.raises(UserError, match="0 of 3 clients are here"):
+        play(Grid({}), out=str(tmp_path / "run"))
+    play(grid, out=str(tmp_path / "run"), rounds=1)  # it was let go of by the one in vain
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_run_that_is_over_needs_no_node_to_be_looked_at(own, tmp_path):
+    where = {} if own else {"dataset": "", "auxiliary_per_class": ""}
+    run = {"out": str(tmp_path / "run"), "resume": True, "rounds": 2, **where}
+    first = play(Grid(nodes(tmp_path)), **run)
+    noted = files.read_json(tmp_path / "run" / "federation.json")
+    result = play(Grid({}), **run)
+    same(result.weights, first.weights)
+    assert list(result.history) == list(first.history)
+    assert files.read_json(tmp_path / "run" / "federation.json") == noted
+    with pytest.raises(UserError, match="0 of 3 clients are here"):
+        play(Grid({}), **run | {"rounds": 3})
+
+
+def test_a_run_whose_last_model_is_not_evaluated_waits_for_those_who_do(tmp_path):
+    def mute(node: int, reply: Message) -> Message | None:
+        return None if reply.metadata.message_type == "evaluate" else reply
+
+    run = {
+        "out": str(tmp_path / "run"),
+        "resume": True,
+        "rounds": 1,
+        "dataset": "",
+        "auxiliary_per_class": "",
+    }
+    with pytest.raises(UserError, match="nobody evaluated the model of round 1"):
+        play(Grid(nodes(tmp_path), mute), **run)
+    with pytest.raises(UserError, match="0 of 3 clients are here"):
+        play(Grid({}), **run)
+    assert "accuracy" in play(Grid(nodes(tmp_path)), **run).history[-1]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "is gone, which says under what name"), ("[]", "damaged")]
+)
+def test_a_run_does_not_go_on_where_what_was_agreed_on_is_lost(content, said, tmp_path):
+    """Under another name no node remembers it, and nobody knows how uploads were hidden."""
+    run = {"algorithm": "scaffold", "out": str(tmp_path / "run"), "resume": True}
+    play(Grid(nodes(tmp_path)), **run, rounds=1)
+    path = tmp_path / "run" / "federation.json"
+    held = path.read_text()
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    grid = Grid(nodes(tmp_path))
+    with pytest.raises(UserError, match=said):
+        play(grid, **run, rounds=2)
+    assert not grid.sent
+    path.write_text(held)
+    assert play(grid, **run, rounds=2).history[-1]["failures"] == []
 
 
 def test_what_a_client_says_of_its_labels_is_drawn_once_even_if_its_round_is_played_again(tmp_path):

@@ -442,6 +442,45 @@ def test_members_reveal_one_kind_of_share_each_and_that_once():
             member.reveal(circle.states[0], circle.unmasking(0, again))
 
 
+class Late(Grid):
+    """Keeps what each question was answered from, as a SuperNode does if its ClientApp is killed then."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.questions: list[tuple[int, Message, RecordDict]] = []
+
+    def answer(self, node: int, message: Message) -> Message:
+        self.questions.append((node, message, RecordDict({**self.states.get(node, {})})))
+        return super().answer(node, message)
+
+    def once_more(self, number: int) -> RecordDict:
+        node, message, self.states[node] = self.questions[number]
+        return super().answer(node, message).content
+
+
+def test_nothing_is_answered_twice_though_the_process_that_answers_is_killed(tmp_path):
+    """Its answer has left by then. Other members, another task, others present: each would undo a mask."""
+    grid = Late(nodes(tmp_path))
+    play(grid, rounds=1, secure="equal")
+    kinds = [message.metadata.message_type for _, message, _ in grid.questions]
+    for number, kind in enumerate(kinds):
+        refused = wire.refused(grid.once_more(number))
+        if kind in KINDS[1:]:
+            assert refused.reason == "it has answered at this step of secure aggregation before"
+        else:
+            assert refused is None
+    assert {kinds.count(kind) for kind in KINDS} == {3}
+
+
+def test_marks_of_what_was_answered_from_do_not_pile_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedrecall.flower.node.ANSWERED", 4)
+    play(Grid(nodes(tmp_path)), rounds=3, secure="equal", algorithm="scaffold")
+    for folder in tmp_path.glob("*/client-*"):
+        names = [p.name.partition("-")[0] for p in folder.iterdir()]
+        assert (names.count("answered"), names.count("round"), len(names)) == (4, 2, 6)
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize("count", [3, 4, 5, 8])
 def test_a_server_that_says_different_things_to_different_members_gets_no_secret(count):
     """It tells half of them that one is there and the others that it is not, to get its seed and its key."""

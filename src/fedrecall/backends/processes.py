@@ -17,7 +17,7 @@ import errno
 import json
 import mmap
 import os
-import select
+import selectors
 import signal
 import socket
 import struct
@@ -361,7 +361,12 @@ class Processes:
     def _wait(self, link: _Link) -> None:
         """Take in what comes within a tick; see after those of whom nothing comes."""
         busy = [w for w in self._workers if w.place is not None]
-        speaking, _, _ = select.select([w.channel for w in busy], [], [], TICK)
+        with (
+            selectors.PollSelector() as channels
+        ):  # which no descriptor is too large for, and needs none itself
+            for worker in busy:
+                channels.register(worker.channel, selectors.EVENT_READ)
+            speaking = [key.fileobj for key, _ in channels.select(TICK)]
         now = time.monotonic()
         tick = now - self._ticked >= TICK
         if tick:

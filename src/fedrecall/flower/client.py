@@ -157,7 +157,9 @@ def make_keys(node: Node, content: RecordDict, state: RecordDict) -> RecordDict:
 
 def make_shares(node: Node, content: RecordDict, state: RecordDict) -> RecordDict:
     """Shares of the node's secrets, for each other member to read."""
-    return wire.pack(member.share(state, _asked(node, content, Members)))
+    asked = _asked(node, content, Members)
+    _mark(node, asked.run, state)
+    return wire.pack(member.share(state, asked))
 
 
 def make_masked_visit(node: Node, content: RecordDict, state: RecordDict) -> RecordDict:
@@ -165,13 +167,23 @@ def make_masked_visit(node: Node, content: RecordDict, state: RecordDict) -> Rec
     asked, arrays = wire.unpack(content, MaskedTask, "the server's task")
     what = "the server's task"
     task = wire.values(wire.from_json(asked.task, what), Task, what)
+    _check_mine(node, task.client)
+    _mark(node, task.run, state)
     hidden, seconds = member.mask(state, task, asked, lambda: _train(node, task, arrays))
     return wire.pack(MaskedReport(task.round, task.client, seconds), hidden)
 
 
 def make_unmasking(node: Node, content: RecordDict, state: RecordDict) -> RecordDict:
     """Of every member one of the two shares that the node holds."""
-    return wire.pack(member.reveal(state, _asked(node, content, Unmasking)))
+    asked = _asked(node, content, Unmasking)
+    _mark(node, asked.run, state)
+    return wire.pack(member.reveal(state, asked))
+
+
+def _mark(node: Node, run: str, state: RecordDict) -> None:
+    """Answer no second time from what is kept, though the process that answers should be killed."""
+    if member.STATE in state:
+        Kept(node, run).answer_once(member.mark(state))
 
 
 def _train(node: Node, task: Task, arrays: dict[str, Tensor]) -> Visit:
@@ -197,7 +209,7 @@ def _train(node: Node, task: Task, arrays: dict[str, Tensor]) -> Visit:
         at = "" if done.failure.step is None else f"step {done.failure.step}: "
         raise UserError(at + done.failure.reason)
     contracts.alike(done.memory, first, "finish", "a client's memory", "remember")
-    kept.put((task.start, task.round), done.memory, task.keep, task.remembered)
+    kept.put((task.start, task.round), done.memory, task.keep, task.remembered, task.saved)
     return done
 
 

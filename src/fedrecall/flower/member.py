@@ -1,9 +1,12 @@
 """A node's half of secure aggregation: four answers a round, and the secrets it keeps between them.
 
 They are in Flower's `Context.state`, which stays in the memory of the node's SuperNode. Whoever answers
-forgets what it answered from, so nothing is answered twice, and after the last answer nothing is left.
+forgets what it answered from, and after the last answer nothing is left. But an answer leaves before the
+SuperNode has the state after it, and a process that is killed in between forgets nothing: so that nothing
+is answered twice, a `mark` of what it is answered from is left on disk first.
 """
 
+import hashlib
 import secrets
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -80,6 +83,12 @@ def _take(state: RecordDict, stage: type[Stage], run: str, round_number: int) ->
 
 def _keep(state: RecordDict, stage: Any) -> None:
     state[STATE] = ConfigRecord(stage._asdict())
+
+
+def mark(state: RecordDict) -> str:
+    """What tells all that is kept from whatever was kept before, and nothing of the secrets in it."""
+    kept = sorted(dict(state.get(STATE, {})).items())
+    return hashlib.blake2b(repr(kept).encode(), digest_size=16).hexdigest()
 
 
 def offer(state: RecordDict, call: Call) -> Keys:

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -30,6 +30,8 @@ log = logging.getLogger("flwr")
 ELSEWHERE = "fedrecall.flower.node:Elsewhere"
 """How a config names the data set of a run whose data are at the nodes."""
 REMEDY = "allow it with custom=true in this node's --node-config."
+ANSWERED = 64
+"""Marks that are left of what was answered from: of many rounds, and a process is late by one message."""
 FEWEST = 10
 """Numbers that a mean and a deviation must be of for a node to tell them: those of one are the number."""
 
@@ -185,8 +187,13 @@ def told_statistics(dataset: Dataset) -> tuple[list[float], list[float]]:
     return mean, std
 
 
+def _last(rounds: Sequence[int], until: int) -> int:
+    """The last of the rounds that is not later; 0 if there is none."""
+    return max((number for number in rounds if number <= until), default=0)
+
+
 class Kept:
-    """One client's memories of one run on disk, a file for every round it took part in.
+    """One client's memories of one run on disk, a file for each of its visits that somebody may go back to.
 
     The server may not have got the upload that a memory belongs to, or go back to an earlier
     checkpoint. It says which memory to start from, so both sides always mean the same one.
@@ -230,8 +237,11 @@ class Kept:
             if number > remembered and not self.once:
                 self._forget(number)
 
-    def put(self, visit: tuple[int, int], memory: Any, keep: int, remembered: int) -> None:
+    def put(self, visit: tuple[int, int], memory: Any, keep: int, remembered: int, saved: int = -1) -> None:
         """Remember this after the visit, which began at ``remembered``; forget what nobody goes back to.
+
+        The server may go back to its checkpoints, of the rounds ``keep`` and ``saved``, and to what the visit
+        began at, if its upload is lost. Where ``saved`` is not said, -1, it may be any round after ``keep``.
 
         A visit that was overtaken by a later one leaves nothing: the server did not wait for it.
         """
@@ -240,8 +250,7 @@ class Kept:
             return
         start, round_number = visit
         with files.writing(self.folder, then="and it takes part again"):
-            self.folder.mkdir(0o700, parents=True, exist_ok=True)  # what they hold follows from the data
-            self.folder.chmod(0o700)
+            self._make()
             content = files.packed(arrays)
             name = f"round-{round_number:06d}-{start:06d}-{files.checksum(content)}.safetensors"
             path = self.folder / name
@@ -249,10 +258,28 @@ class Kept:
             files.write(path, content)
             self._forget(round_number, but=path)
         arrived = [number for number in self._rounds() if number <= remembered]
-        oldest = max((number for number in arrived if number <= keep), default=0)
+        oldest = _last(arrived, keep)
+        wanted = {oldest, _last(arrived, saved), _last(arrived, remembered)}
         for number in self._rounds():
-            if number < oldest or remembered < number < round_number:
+            unsaid = saved < 0 and oldest <= number <= remembered
+            if number < round_number and number not in wanted and not unsaid:
                 self._forget(number)
+
+    def answer_once(self, mark: str) -> None:
+        """Leave a mark of what is answered from, or raise Malformed if it is there: it was answered from."""
+        with files.writing(self.folder, then="and it takes part again"):
+            self._make()
+            try:
+                (self.folder / f"answered-{mark}").touch(0o600, exist_ok=False)
+            except FileExistsError:
+                raise Malformed("it has answered at this step of secure aggregation before") from None
+            marks = sorted(self.folder.glob("answered-*"), key=lambda p: p.stat().st_mtime_ns)
+            for path in marks[:-ANSWERED]:
+                path.unlink(missing_ok=True)
+
+    def _make(self) -> None:
+        self.folder.mkdir(0o700, parents=True, exist_ok=True)  # what it holds follows from the data
+        self.folder.chmod(0o700)
 
     def _overtaken(self, visit: tuple[int, int]) -> bool:
         names = [p.stem.split("-") for p in self.folder.glob("round-*-*-*.safetensors")]

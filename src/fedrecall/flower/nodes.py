@@ -88,6 +88,8 @@ class Nodes:
         self.before = before
         self.start = 1
         """Which start of the run this is: of two the later one's is greater."""
+        self.checkpoints: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """The rounds of the two checkpoints that the run may go back to, the older one first."""
         self.facts: Facts | None = None
         self.up: Any = None
         """The template of uploads, once there is a model."""
@@ -502,10 +504,7 @@ class Nodes:
     def _tasks(self, round_number: int, remembered: Mapping[int, int]) -> dict[int, Task]:
         """What each client is asked, by the round of the memory that it is to start from."""
         assert self.facts is not None
-        every = self.config.checkpoint_every
-        keep = max(
-            0, ((round_number - 1) // every - 1) * every
-        )  # the older of the two checkpoints that are kept
+        keep, saved = self.checkpoints()
         data, here = wire.as_json(self.facts.data), self._clients()
         announced = {
             client: wire.digest(self._known[here[client]]) for client in remembered if client in here
@@ -514,6 +513,7 @@ class Nodes:
             client: Task(
                 *(self._json, data, self.run, round_number, client),
                 *(last, keep, self._code, announced.get(client, ""), self.start),
+                saved=saved,
             )
             for client, last in remembered.items()
         }

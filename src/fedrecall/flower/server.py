@@ -82,13 +82,27 @@ def _warn(message: Warning | str, *_where: Any, **_more: Any) -> None:
 
 def serve(grid: Grid, config: Config, hosting: Hosting) -> Result:
     """Wait for the nodes, then play the rounds that are left."""
-    if hosting.out is not None:
-        check_folder(RunFolder(Path(hosting.out)), config, resume=hosting.resume)
-    _check_as_begun(hosting)
-    before = _agreed_before(hosting)
+    folder = None if hosting.out is None else RunFolder(Path(hosting.out))
+    if folder is None:
+        return _serve(grid, config, hosting, None)
+    folder.acquire()  # before anything is read of it: while nodes are waited for it stays as it is
+    try:
+        check_folder(folder, config, resume=hosting.resume)
+        return _serve(grid, config, hosting, folder)
+    finally:
+        folder.release()
+
+
+def _serve(grid: Grid, config: Config, hosting: Hosting, folder: RunFolder | None) -> Result:
+    before, over = None, False
+    if folder is not None and hosting.resume:
+        newest = next(folder.checkpoints(), None)
+        noted = _noted(folder, hosting)
+        before = None if newest is None else _agreed_before(folder, noted)
+        over = newest is not None and _is_over(folder, newest.round_number, config)
     nodes = Nodes(grid, config, hosting, before=before)
     own = _own_data(config)
-    facts = nodes.gather()
+    facts = before if before is not None and over else nodes.gather()
     if own is not None:
         fresh = _with(facts, own, config)
         if before is None:
@@ -98,8 +112,14 @@ def serve(grid: Grid, config: Config, hosting: Hosting) -> Result:
                 f"{config.dataset['name']} has other channel statistics than when the run was begun: bring "
                 "the server's data back, or begin the run anew."
             )
-    run = Run(config, nodes, describe(config, facts, own), hosting)
+    run = Run(config, nodes, describe(config, facts, own), hosting, folder)
     return run.play()
+
+
+def _is_over(folder: RunFolder, saved: int, config: Config) -> bool:
+    """Whether all rounds are played and the last one is evaluated, so that no node has to be there."""
+    *_, last = folder.metrics() or [{}]
+    return saved >= config.rounds and last.get("round") == saved and "accuracy" in last
 
 
 class Agreed(NamedTuple):
@@ -130,14 +150,23 @@ def marks(facts: Facts, nodes: Nodes) -> dict[str, Any]:
 class Run(Experiment):
     """One run over the nodes."""
 
-    def __init__(self, config: Config, nodes: Nodes, federation: Federation, hosting: Hosting):
+    def __init__(
+        self,
+        config: Config,
+        nodes: Nodes,
+        federation: Federation,
+        hosting: Hosting,
+        folder: RunFolder | None,
+    ):
         self.nodes, self.hosting = nodes, hosting
         sinks = [Lines(config.rounds)]
-        super().__init__(config, hosting.out, resume=hosting.resume, federation=federation, sinks=sinks)
+        super().__init__(config, folder, resume=hosting.resume, federation=federation, sinks=sinks)
         try:
             dataset = federation.dataset
             nodes.up = payloads.declared(self.algorithm, self.model, dataset.shape, dataset.classes).up
             nodes.run, nodes.start = self._name()
+            if self.folder is not None:
+                nodes.checkpoints = self.folder.kept_rounds
         except BaseException:
             self.close()
             raise
@@ -152,15 +181,14 @@ class Run(Experiment):
         folder of one that recorded nothing. Beside it is written what the federation agreed on.
         """
         name, start = secrets.token_hex(16), int(time.time())
-        if self.folder is None:
+        facts = self.nodes.facts
+        if self.folder is None or facts is None:  # no folder, or no node that is asked anything
             return name, start
         path, what = self.folder.path / AGREED, wire.digest(configs.what(self.config))
         if path.exists():
-            held = dict(files.read_json(path))
+            held = _read(path)
             if self.history or held.get("what") == what:
                 name, start = str(held["run"]), max(start, int(held.get("start", 0)) + 1)
-        facts = self.nodes.facts
-        assert facts is not None
         with files.writing(self.folder.path):
             begun = {"run": name, "start": start, "what": what}
             files.write_json(path, {**begun, **marks(facts, self.nodes), **facts.data._asdict()})
@@ -212,6 +240,9 @@ class Lines:
     def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
         """Say what is played."""
         name, first = config["algorithm"]["name"], len(history) + 1
+        if first > self.rounds:
+            log.info("%s: all %d rounds are played", name, self.rounds)
+            return
         log.info("%s, rounds %d to %d, augmentation %s", name, first, self.rounds, config["augmentation"])
 
     def record(self, record: Mapping[str, Any]) -> None:
@@ -239,28 +270,36 @@ class Lines:
         """Nothing to say."""
 
 
-def _check_as_begun(hosting: Hosting) -> None:
-    """Raise UserError if the run that goes on had its uploads hidden in another way."""
-    path = None if hosting.out is None or not hosting.resume else Path(hosting.out) / AGREED
-    if path is None or not path.exists():
-        return
-    before = dict(files.read_json(path)).get("secure", hosting.secure)  # earlier versions do not say
+def _read(path: Path) -> dict[str, Any]:
+    held = files.read_json(path)
+    if not isinstance(held, dict):
+        raise UserError(f"{path} is damaged: bring the file back, or begin the run anew.")
+    return held
+
+
+def _noted(folder: RunFolder, hosting: Hosting) -> dict[str, Any]:
+    """What is noted of the federation of a run that goes on, or UserError if it cannot go on like this."""
+    path = folder.path / AGREED
+    if not path.exists():
+        if not folder.recorded:
+            return {}
+        raise UserError(
+            f"{path} is gone, which says under what name the nodes remember this run, what they agreed on "
+            "and how their uploads were hidden: bring the file back, or begin the run anew with another out."
+        )
+    held = _read(path)
+    before = held.get("secure", hosting.secure)  # earlier versions do not say
     if before != hosting.secure:
         raise UserError(
             f"{path.parent} was begun with secure = {before!r}, not {hosting.secure!r}: resume it as it was, "
             "or give another out."
         )
+    return held
 
 
-def _agreed_before(hosting: Hosting) -> Facts | None:
-    """What the nodes agreed on when the run began, if it goes on from a checkpoint."""
-    if hosting.out is None or not hosting.resume:
-        return None
-    folder = RunFolder(Path(hosting.out))
+def _agreed_before(folder: RunFolder, held: dict[str, Any]) -> Facts | None:
+    """What the nodes agreed on when the run began, if that was noted."""
     path = folder.path / AGREED
-    if not path.exists() or next(folder.checkpoints(), None) is None:
-        return None
-    held = dict(files.read_json(path))
     held = {name: held[name] for name in Agreed._fields if held.get(name) is not None}
     noted = "columns" in held  # by earlier versions it was not
     if not held:

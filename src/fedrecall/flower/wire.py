@@ -97,13 +97,15 @@ class Task(NamedTuple):
     remembered: int
     """The round of the client's last visit that the server has; 0 before the first."""
     keep: int
-    """Memories that the server may still go back to: those of this round and later."""
+    """The round of the older of the two checkpoints that the server may go back to; 0 is the start."""
     code: str
     """A `Code` as JSON."""
     announced: str
     """A digest of the `Announcement` that the server goes by."""
     start: int
     """Which start of the run it is, by its time: what was asked last is of the last start, and round."""
+    saved: int = -1
+    """The round of the newer one. Earlier versions do not say it: it may be any since the older."""
 
 
 class Report(NamedTuple):
@@ -289,14 +291,18 @@ def check_seconds(said: float) -> None:
 
 
 def values(record: Mapping[str, Any], kind: type[Values], what: str) -> Values:
-    """The named tuple in a mapping from outside, each name there and each type right, or `Malformed`."""
+    """The named tuple in a mapping from outside, each name there and each type right, or `Malformed`.
+
+    What has a default may be missing: earlier versions do not send it.
+    """
     hints = typing.get_type_hints(kind)
-    if missing := sorted(hints.keys() - record.keys()):
+    optional: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]
+    if missing := sorted(hints.keys() - record.keys() - optional.keys()):
         raise Malformed(f"{what} lacks {missing[0]!r}")
     if extra := sorted(record.keys() - hints.keys()):
         raise Malformed(f"{what} has an undeclared {extra[0]!r}")
     for name, hint in hints.items():
-        if not _is(record[name], hint):
+        if name in record and not _is(record[name], hint):
             raise Malformed(f"{what}: {name!r} is {tidy(repr(record[name]))}, which is not {_said(hint)}")
     return kind(**record)  # a NamedTuple's fields are its arguments
 
