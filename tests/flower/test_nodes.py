@@ -1865,6 +1865,37 @@ def test_a_reply_is_waited_for_as_long_as_was_said(late, failures, tmp_path, clo
     assert len(result.history[0]["failures"]) == failures
 
 
+class Ready(Grid):
+    """Sending a round's tasks takes so long, and so many seconds later each node's reply is there.
+
+    Asking for that of node 1014 takes a while, too.
+    """
+
+    def __init__(self, held, clock: Clock, *, sending: float = 0.0, after: float = 0.0, price: float = 0.0):
+        super().__init__(held)
+        self.clock, self.sending, self.after, self.price = clock, sending, after, price
+        self.ready, self.node_of = 0.0, {}
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        made = super().push_messages(messages)
+        if messages[0].metadata.message_type == "train":
+            self.node_of |= dict(zip(made, (m.metadata.dst_node_id for m in messages), strict=True))
+            self.clock.now += self.sending
+            self.ready = self.clock.now + self.after
+        return made
+
+    def pull_messages(self, identities):
+        identities, there = list(identities), self.clock.now >= self.ready
+        self.clock.now += self.price * (self.node_of.get(identities[0]) == 1014)
+        return super().pull_messages(identities) if there else []
+
+
+def test_the_time_for_replies_begins_when_the_tasks_are_sent(tmp_path, clock):
+    grid = Ready(nodes(tmp_path), clock, sending=60, after=1)
+    assert play(grid, rounds=1, timeout=10, poll=0.5, wait=1).history[0]["failures"] == []
+
+
 @pytest.mark.parametrize(("price", "looks"), [(0.0, 22), (0.1, 18), (0.5, 5), (1.2, 3), (1.9, 2)])
 def test_the_superlink_is_not_kept_busy_with_questions(price, looks, tmp_path, clock):
     """Where one takes long, four times as long is waited before the next, and never past the deadline."""

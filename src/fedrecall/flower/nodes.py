@@ -550,8 +550,8 @@ class Nodes:
         found: dict[int, tuple[Message | Malformed | None, str]] = {c: (None, absence(c)) for c in contents}
         sent = {here[client]: content for client, content in contents.items() if client in here}
         client_of = {here[client]: client for client in contents if client in here}
-        deadline = time.monotonic() + self.hosting.timeout
         waiting = dict(self._push(sent, kind, round_number))
+        deadline = time.monotonic() + self.hosting.timeout
         for node in waiting.values():
             found[client_of[node]] = None, f"no reply within {self.hosting.timeout:g} s"
         while waiting:
