@@ -5,6 +5,7 @@ import math
 import os
 import re
 import sys
+import threading
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -1856,6 +1857,7 @@ class Slow(Grid):
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr("fedrecall.flower.nodes.time", clock)
+    monkeypatch.setattr("fedrecall.flower.replies.time", clock)
     return clock
 
 
@@ -1896,14 +1898,64 @@ def test_the_time_for_replies_begins_when_the_tasks_are_sent(tmp_path, clock):
     assert play(grid, rounds=1, timeout=10, poll=0.5, wait=1).history[0]["failures"] == []
 
 
-@pytest.mark.parametrize(("price", "looks"), [(0.0, 22), (0.1, 18), (0.5, 5), (1.2, 3), (1.9, 2)])
+def test_who_was_asked_early_in_the_last_look_is_asked_again(tmp_path, clock):
+    """The look takes 100 s, at whose beginning nobody was ready."""
+    grid = Ready(nodes(tmp_path), clock, after=1, price=100)
+    assert play(grid, rounds=1, timeout=10, poll=0.5, wait=1).history[0]["failures"] == []
+
+
+class Sending(Grid):
+    """Node 1000 sends its reply to such a message until the test is over, for which Flower waits."""
+
+    def __init__(self, held, kind: str):
+        super().__init__(held)
+        self.kind, self.over = kind, threading.Event()
+
+    def pull_messages(self, identities):
+        found = super().pull_messages(identities)
+        for reply in found:
+            sent = next(m for m in self.sent if m.metadata.message_id == reply.metadata.reply_to_message_id)
+            if (sent.metadata.message_type, sent.metadata.dst_node_id) == (self.kind, 1000):
+                self.over.wait(60)
+        return found
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("fedrecall.flower.replies.PATIENCE", 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_reply_that_takes_long_to_send_is_not_waited_for_and_costs_nobody_else(tmp_path, clock):
+    grid = Sending(nodes(tmp_path), "train")
+    result = play(grid, rounds=2, timeout=10, poll=0.5, wait=1)
+    grid.over.set()
+    assert [r["failures"] for r in result.history] == [
+        [f"client 0, round {number}: no reply within 10 s"] for number in (1, 2)
+    ]
+    assert clock.now <= 2 * (10 + 0.5)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_takes_long_to_say_who_it_is_holds_up_no_start(tmp_path, clock):
+    grid = Sending(nodes(tmp_path), "query")
+    result = play(grid, rounds=1, timeout=10, poll=0.5, wait=10, min_clients=2)
+    grid.over.set()
+    assert result.history[0]["failures"] == ["client 0, round 1: its node is not connected"]
+    assert clock.now <= 10 + 0.5 + 10 + 0.5
+
+
+@pytest.mark.parametrize(("price", "looks"), [(0.0, 21), (0.1, 18), (0.5, 5), (1.2, 3), (1.9, 3)])
 def test_the_superlink_is_not_kept_busy_with_questions(price, looks, tmp_path, clock):
-    """Where one takes long, four times as long is waited before the next, and never past the deadline."""
+    """Where one takes long, four times as long is waited before the next, and never past the deadline.
+
+    The last begins when time is up: that at 9.5 s, of 1.9, is followed by another.
+    """
     grid = Slow(nodes(tmp_path), clock, math.inf, price)
     result = play(grid, rounds=1, timeout=10, poll=0.5, wait=1)
     assert len(result.history[0]["failures"]) == 1
     assert grid.looks == looks
-    assert 10 <= clock.now - grid.began <= 10 + 0.5 + price
+    assert 10 <= clock.now - grid.began <= 10 + 0.5 + 2 * price
 
 
 def test_a_node_that_comes_back_before_it_is_to_test_does_so(tmp_path):
