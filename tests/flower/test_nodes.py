@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +27,7 @@ from flwr.app import (
 )
 from safetensors.torch import load, save
 from tests.flower.grids import Grid
+from tests.flower.links import Link
 
 from fedrecall import __version__, files, trees
 from fedrecall import config as configs
@@ -1956,6 +1958,49 @@ def test_the_superlink_is_not_kept_busy_with_questions(price, looks, tmp_path, c
     assert len(result.history[0]["failures"]) == 1
     assert grid.looks == looks
     assert 10 <= clock.now - grid.began <= 10 + 0.5 + 2 * price
+
+
+def training_of(one: int) -> Callable[[int, Metadata], bool]:
+    return lambda client, sent: client == one and sent.message_type == "train"
+
+
+@pytest.mark.parametrize("case", ["dead", "slow"])
+def test_what_nobody_waits_for_does_not_stay_with_the_superlink(case, tmp_path, monkeypatch):
+    """A task that its node never received, and a reply that comes in the round after."""
+    grid = Link(nodes(tmp_path).values(), **{case: training_of(0)})
+    held: list[int] = []
+    monkeypatch.setattr(server.Lines, "record", lambda self, record: held.append(grid.bytes_held))
+    result = play(grid, rounds=4, timeout=0.3, wait=10)
+    assert [r["failures"] for r in result.history] == [
+        [f"client 0, round {number}: no reply within 0.3 s"] for number in (1, 2, 3, 4)
+    ]
+    assert held == [0] * 4
+
+
+class Away(Link):
+    """In round 1 client 0 is not there to be told."""
+
+    def push_messages(self, messages):
+        self.sent = messages[0].metadata
+        return super().push_messages(messages)
+
+    def _work(self, number):
+        away = (self.sent.message_type, self.sent.group_id) == ("train", "1")
+        return not (away and self.configs[number]["client"] == 0) and super()._work(number)
+
+
+def test_a_task_that_was_given_up_is_not_begun(tmp_path):
+    seen: list[str] = []
+
+    def note(client: int, sent: Metadata) -> bool:
+        if client == 0 and sent.message_type == "train":
+            seen.append(sent.group_id)
+        return False
+
+    grid = Away(nodes(tmp_path).values(), dead=note)
+    result = play(grid, rounds=2, timeout=0.3, wait=10)
+    assert [len(r["failures"]) for r in result.history] == [1, 0]
+    assert seen == ["2"]
 
 
 def test_a_node_that_comes_back_before_it_is_to_test_does_so(tmp_path):

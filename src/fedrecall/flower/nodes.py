@@ -40,6 +40,10 @@ LEISURE = 4.0
 """Times as long as was asked in vain for replies one waits before asking again: others ask it, too."""
 INTRODUCTION = 60.0
 """Seconds that a node which comes later has to say who it is."""
+RETURN = 60.0
+"""Seconds that a question outlives its time: one that was lost is asked again then."""
+BELATED = 3600.0
+"""Seconds that a task does: a reply that is later is refused, one that nobody took until then stays."""
 MOST_EXAMPLES = 10**9
 """Of one node: more cannot be true, and would outweigh everybody else's."""
 FARTHEST = {3: 1.001, 1: 1e30}
@@ -106,6 +110,8 @@ class Nodes:
         """Of those asked, nodes that nobody waits for any more; an answer still counts."""
         self._left_out: dict[int, LeftOut] = {}
         """By node id."""
+        self._unwanted = Replies(grid, requests=1)
+        """Those to tasks that were given up, which stay with the SuperLink until somebody takes them."""
 
     @property
     def examples(self) -> list[int] | None:
@@ -171,7 +177,7 @@ class Nodes:
         new -= {node for node, why in self._left_out.items() if now - why.when < AGAIN}
         if new:
             content = wire.pack(Question(self._json, self._code))
-            for identity, node in self._push(dict.fromkeys(new, content), "query", 0):
+            for identity, node in self._push(dict.fromkeys(new, content), "query", 0, RETURN):
                 self._asked.waiting[identity] = node
                 self._doubted.discard(node)
             self._late |= new & self._left_out.keys()  # whose answer may be as before
@@ -546,28 +552,48 @@ class Nodes:
         sent = {here[client]: content for client, content in contents.items() if client in here}
         client_of = {here[client]: client for client in contents if client in here}
         replies = Replies(self.grid)
-        replies.waiting.update(self._push(sent, kind, round_number))
+        replies.waiting.update(self._push(sent, kind, round_number, BELATED))
         deadline = time.monotonic() + self.hosting.timeout
         for node in replies.waiting.values():
             found[client_of[node]] = None, f"no reply within {self.hosting.timeout:g} s"
+        for _ in self._unwanted.arrived():
+            pass  # to be taken is all that they are for
         for _ in self._looks(deadline, replies):
             for node, reply in replies.arrived():
                 found[client_of[node]] = reply, ""
             if not replies.waiting:
                 break
+        self._give_up(replies.waiting)
         return found
 
     def _push(
-        self, contents: Mapping[int, RecordDict], kind: str, round_number: int
+        self, contents: Mapping[int, RecordDict], kind: str, round_number: int, longer: float
     ) -> Iterable[tuple[str, int]]:
         """Send; (id of the message, node) of those that could be sent."""
-        ttl = self.hosting.timeout + 60  # what nobody waits for any more should not stay with the SuperLink
+        ttl = self.hosting.timeout + longer
         messages = [
             Message(content, node, kind, ttl=ttl, group_id=str(round_number))
             for node, content in contents.items()
         ]
         identities = list(self.grid.push_messages(messages)) if messages else []
         return [(i, node) for i, node in zip(identities, contents, strict=True) if i]
+
+    def _give_up(self, tasks: Mapping[str, int]) -> None:
+        """Let the SuperLink have nothing more of these tasks, which hold a model, and of replies to them.
+
+        A task stays until its node has received it. Flower has no word for taking it back; to say that it
+        was received does that, whoever says it, and spares a node that has not begun it.
+        """
+        self._unwanted.waiting.update(tasks)
+        grid: Any = self.grid
+        try:
+            from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest as Received
+
+            for identity in tasks:
+                received = Received(node=grid.node, run_id=grid.run.run_id, message_object_id=identity)
+                grid._runtime_client.ConfirmMessageReceived(received)
+        except Exception as error:  # as with a grid of another kind
+            log.debug("tasks that nobody answered stay with the SuperLink until the run ends: %r", error)
 
     def _looks(self, deadline: float, replies: Replies) -> Iterator[bool]:
         """For every look for these replies whether it is the last: one that begins when time is up.
