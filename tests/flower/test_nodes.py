@@ -5,7 +5,9 @@ import math
 import os
 import re
 import sys
+import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +27,7 @@ from flwr.app import (
 )
 from safetensors.torch import load, save
 from tests.flower.grids import Grid
+from tests.flower.links import Link
 
 from fedrecall import __version__, files, trees
 from fedrecall import config as configs
@@ -1964,6 +1967,7 @@ class Slow(Grid):
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr("fedrecall.flower.nodes.time", clock)
+    monkeypatch.setattr("fedrecall.flower.replies.time", clock)
     return clock
 
 
@@ -1973,14 +1977,138 @@ def test_a_reply_is_waited_for_as_long_as_was_said(late, failures, tmp_path, clo
     assert len(result.history[0]["failures"]) == failures
 
 
-@pytest.mark.parametrize(("price", "looks"), [(0.0, 22), (0.1, 18), (0.5, 5), (1.2, 3), (1.9, 2)])
+class Ready(Grid):
+    """Sending a round's tasks takes so long, and so many seconds later each node's reply is there.
+
+    Asking for that of node 1014 takes a while, too.
+    """
+
+    def __init__(self, held, clock: Clock, *, sending: float = 0.0, after: float = 0.0, price: float = 0.0):
+        super().__init__(held)
+        self.clock, self.sending, self.after, self.price = clock, sending, after, price
+        self.ready, self.node_of = 0.0, {}
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        made = super().push_messages(messages)
+        if messages[0].metadata.message_type == "train":
+            self.node_of |= dict(zip(made, (m.metadata.dst_node_id for m in messages), strict=True))
+            self.clock.now += self.sending
+            self.ready = self.clock.now + self.after
+        return made
+
+    def pull_messages(self, identities):
+        identities, there = list(identities), self.clock.now >= self.ready
+        self.clock.now += self.price * (self.node_of.get(identities[0]) == 1014)
+        return super().pull_messages(identities) if there else []
+
+
+def test_the_time_for_replies_begins_when_the_tasks_are_sent(tmp_path, clock):
+    grid = Ready(nodes(tmp_path), clock, sending=60, after=1)
+    assert play(grid, rounds=1, timeout=10, poll=0.5, wait=1).history[0]["failures"] == []
+
+
+def test_who_was_asked_early_in_the_last_look_is_asked_again(tmp_path, clock):
+    """The look takes 100 s, at whose beginning nobody was ready."""
+    grid = Ready(nodes(tmp_path), clock, after=1, price=100)
+    assert play(grid, rounds=1, timeout=10, poll=0.5, wait=1).history[0]["failures"] == []
+
+
+class Sending(Grid):
+    """Node 1000 sends its reply to such a message until the test is over, for which Flower waits."""
+
+    def __init__(self, held, kind: str):
+        super().__init__(held)
+        self.kind, self.over = kind, threading.Event()
+
+    def pull_messages(self, identities):
+        found = super().pull_messages(identities)
+        for reply in found:
+            sent = next(m for m in self.sent if m.metadata.message_id == reply.metadata.reply_to_message_id)
+            if (sent.metadata.message_type, sent.metadata.dst_node_id) == (self.kind, 1000):
+                self.over.wait(60)
+        return found
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("fedrecall.flower.replies.PATIENCE", 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_reply_that_takes_long_to_send_is_not_waited_for_and_costs_nobody_else(tmp_path, clock):
+    grid = Sending(nodes(tmp_path), "train")
+    result = play(grid, rounds=2, timeout=10, poll=0.5, wait=1)
+    grid.over.set()
+    assert [r["failures"] for r in result.history] == [
+        [f"client 0, round {number}: no reply within 10 s"] for number in (1, 2)
+    ]
+    assert clock.now <= 2 * (10 + 0.5)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_takes_long_to_say_who_it_is_holds_up_no_start(tmp_path, clock):
+    grid = Sending(nodes(tmp_path), "query")
+    result = play(grid, rounds=1, timeout=10, poll=0.5, wait=10, min_clients=2)
+    grid.over.set()
+    assert result.history[0]["failures"] == ["client 0, round 1: its node is not connected"]
+    assert clock.now <= 10 + 0.5 + 10 + 0.5
+
+
+@pytest.mark.parametrize(("price", "looks"), [(0.0, 21), (0.1, 18), (0.5, 5), (1.2, 3), (1.9, 3)])
 def test_the_superlink_is_not_kept_busy_with_questions(price, looks, tmp_path, clock):
-    """Where one takes long, four times as long is waited before the next, and never past the deadline."""
+    """Where one takes long, four times as long is waited before the next, and never past the deadline.
+
+    The last begins when time is up: that at 9.5 s, of 1.9, is followed by another.
+    """
     grid = Slow(nodes(tmp_path), clock, math.inf, price)
     result = play(grid, rounds=1, timeout=10, poll=0.5, wait=1)
     assert len(result.history[0]["failures"]) == 1
     assert grid.looks == looks
-    assert 10 <= clock.now - grid.began <= 10 + 0.5 + price
+    assert 10 <= clock.now - grid.began <= 10 + 0.5 + 2 * price
+
+
+def training_of(one: int) -> Callable[[int, Metadata], bool]:
+    return lambda client, sent: client == one and sent.message_type == "train"
+
+
+@pytest.mark.parametrize("case", ["dead", "slow"])
+def test_what_nobody_waits_for_does_not_stay_with_the_superlink(case, tmp_path, monkeypatch):
+    """A task that its node never received, and a reply that comes in the round after."""
+    grid = Link(nodes(tmp_path).values(), **{case: training_of(0)})
+    held: list[int] = []
+    monkeypatch.setattr(server.Lines, "record", lambda self, record: held.append(grid.bytes_held))
+    result = play(grid, rounds=4, timeout=0.3, wait=10)
+    assert [r["failures"] for r in result.history] == [
+        [f"client 0, round {number}: no reply within 0.3 s"] for number in (1, 2, 3, 4)
+    ]
+    assert held == [0] * 4
+
+
+class Away(Link):
+    """In round 1 client 0 is not there to be told."""
+
+    def push_messages(self, messages):
+        self.sent = messages[0].metadata
+        return super().push_messages(messages)
+
+    def _work(self, number):
+        away = (self.sent.message_type, self.sent.group_id) == ("train", "1")
+        return not (away and self.configs[number]["client"] == 0) and super()._work(number)
+
+
+def test_a_task_that_was_given_up_is_not_begun(tmp_path):
+    seen: list[str] = []
+
+    def note(client: int, sent: Metadata) -> bool:
+        if client == 0 and sent.message_type == "train":
+            seen.append(sent.group_id)
+        return False
+
+    grid = Away(nodes(tmp_path).values(), dead=note)
+    result = play(grid, rounds=2, timeout=0.3, wait=10)
+    assert [len(r["failures"]) for r in result.history] == [1, 0]
+    assert seen == ["2"]
 
 
 def test_a_node_that_comes_back_before_it_is_to_test_does_so(tmp_path):

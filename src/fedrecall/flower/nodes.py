@@ -23,6 +23,7 @@ from fedrecall.flower import code as codes
 from fedrecall.flower import wire
 from fedrecall.flower.hosting import Hosting
 from fedrecall.flower.node import ELSEWHERE
+from fedrecall.flower.replies import Replies
 from fedrecall.flower.secure import Round
 from fedrecall.flower.wire import Announcement, Data, Question, Report, Task, Tested
 from fedrecall.measures.accuracy import Evaluation
@@ -33,14 +34,16 @@ log = logging.getLogger("flwr")
 T = TypeVar("T")
 PROGRESS = 10.0
 """Seconds between lines that say who is waited for."""
-
-
 AGAIN = 30.0
 """Seconds after which a node that is left out is asked anew: it may have been mended."""
 LEISURE = 4.0
 """Times as long as was asked in vain for replies one waits before asking again: others ask it, too."""
 INTRODUCTION = 60.0
 """Seconds that a node which comes later has to say who it is."""
+RETURN = 60.0
+"""Seconds that a question outlives its time: one that was lost is asked again then."""
+BELATED = 3600.0
+"""Seconds that a task does: a reply that is later is refused, one that nobody took until then stays."""
 MOST_EXAMPLES = 10**9
 """Of one node: more cannot be true, and would outweigh everybody else's."""
 FARTHEST = {3: 1.001, 1: 1e30}
@@ -103,14 +106,14 @@ class Nodes:
         """By node id; several nodes may say the same number."""
         self._doubted: set[int] = set()
         """Of those known, nodes whose last reply was no good: they may be others by now, and are asked."""
-        self._asked: dict[str, int] = {}
-        """Node id by id of the question."""
+        self._asked = Replies(grid)
+        """What is said of the questions who one is."""
         self._late: set[int] = set()
         """Of those asked, nodes that nobody waits for any more; an answer still counts."""
         self._left_out: dict[int, LeftOut] = {}
         """By node id."""
-        self._in_vain = 0.0
-        """Seconds that the last look for replies took where there was none."""
+        self._unwanted = Replies(grid, requests=1)
+        """Those to tasks that were given up, which stay with the SuperLink until somebody takes them."""
 
     @property
     def examples(self) -> list[int] | None:
@@ -124,20 +127,19 @@ class Nodes:
         """Wait until every client is there, or until the deadline for as many as are needed."""
         hosting, needed = self.hosting, self.config.clients
         deadline, told = time.monotonic() + hosting.wait, 0.0
-        while True:
+        for last in self._looks(deadline, self._asked):
             self._look()
             here, double = self._clients(), self._doubles()
             if len(here) == needed and not double:
                 break
-            now = time.monotonic()
-            if now > deadline:
+            if last:
                 if double:
                     raise UserError(f"{double[0]}: give every SuperNode its own client number.")
                 if len(here) >= max(hosting.min_clients, 1):
                     log.warning("%d of %d clients are here; going on without the others.", len(here), needed)
                     break
                 raise UserError(self._missing(here.keys()))
-            if now - told > PROGRESS:
+            if (now := time.monotonic()) - told > PROGRESS:
                 told = now
                 log.info(
                     "waiting for clients: %d of %d are here, %.0f s left%s",
@@ -146,7 +148,6 @@ class Nodes:
                     deadline - now,
                     "".join(f"; {d}" for d in double),
                 )
-            self._pause(deadline)
         return self._agree([self._known[node] for _, node in sorted(here.items())])
 
     def _missing(self, here: Set[int]) -> str:
@@ -165,7 +166,7 @@ class Nodes:
         """Who is there; those who left are forgotten."""
         online = set(self.grid.get_node_ids())
         self._known = {node: a for node, a in self._known.items() if node in online}
-        self._asked = {i: node for i, node in self._asked.items() if node in online}
+        self._asked.waiting = {i: node for i, node in self._asked.waiting.items() if node in online}
         self._left_out = {node: why for node, why in self._left_out.items() if node in online}
         self._late &= online
         self._doubted &= online
@@ -173,17 +174,17 @@ class Nodes:
 
     def _look(self) -> None:
         """Ask new nodes who they are, hear those who were asked, forget those who left."""
-        new = self._online() - (self._known.keys() - self._doubted) - set(self._asked.values())
+        new = self._online() - (self._known.keys() - self._doubted) - set(self._asked.waiting.values())
         now = time.monotonic()
         new -= {node for node, why in self._left_out.items() if now - why.when < AGAIN}
         if new:
             content = wire.pack(Question(self._json, self._code))
-            for identity, node in self._push(dict.fromkeys(new, content), "query", 0):
-                self._asked[identity] = node
+            for identity, node in self._push(dict.fromkeys(new, content), "query", 0, RETURN):
+                self._asked.waiting[identity] = node
                 self._doubted.discard(node)
             self._late |= new & self._left_out.keys()  # whose answer may be as before
         here = self._clients()
-        for node, reply in self._pull(self._asked):
+        for node, reply in self._asked.arrived():
             late = node in self._late
             self._late.discard(node)
             try:
@@ -222,17 +223,17 @@ class Nodes:
     def _meet(self, clients: Set[int]) -> None:
         """See who is there, and wait for the answers of those who may be one of these clients come back."""
         deadline = time.monotonic() + min(self.hosting.timeout, INTRODUCTION)
-        self._look()
-        while silent := self._awaited(clients):
-            if time.monotonic() > deadline:
+        for last in self._looks(deadline, self._asked):
+            self._look()
+            silent = self._awaited(clients)
+            if not silent:
+                break
+            if last:
                 log.error("nodes %s do not say who they are; going on until they do", _some(sorted(silent)))
                 self._late |= silent
-                break
-            self._pause(deadline)
-            self._look()
 
     def _awaited(self, clients: Set[int]) -> set[int]:
-        silent = set(self._asked.values()) - self._late
+        silent = set(self._asked.waiting.values()) - self._late
         return silent if clients - self._clients().keys() else silent & self._known.keys()
 
     def _absence(self) -> Callable[[int], str]:
@@ -550,23 +551,26 @@ class Nodes:
         found: dict[int, tuple[Message | Malformed | None, str]] = {c: (None, absence(c)) for c in contents}
         sent = {here[client]: content for client, content in contents.items() if client in here}
         client_of = {here[client]: client for client in contents if client in here}
+        replies = Replies(self.grid)
+        replies.waiting.update(self._push(sent, kind, round_number, BELATED))
         deadline = time.monotonic() + self.hosting.timeout
-        waiting = dict(self._push(sent, kind, round_number))
-        for node in waiting.values():
+        for node in replies.waiting.values():
             found[client_of[node]] = None, f"no reply within {self.hosting.timeout:g} s"
-        while waiting:
-            for node, reply in self._pull(waiting):
+        for _ in self._unwanted.arrived():
+            pass  # to be taken is all that they are for
+        for _ in self._looks(deadline, replies):
+            for node, reply in replies.arrived():
                 found[client_of[node]] = reply, ""
-            if not waiting or time.monotonic() > deadline:
+            if not replies.waiting:
                 break
-            self._pause(deadline)
+        self._give_up(replies.waiting)
         return found
 
     def _push(
-        self, contents: Mapping[int, RecordDict], kind: str, round_number: int
+        self, contents: Mapping[int, RecordDict], kind: str, round_number: int, longer: float
     ) -> Iterable[tuple[str, int]]:
         """Send; (id of the message, node) of those that could be sent."""
-        ttl = self.hosting.timeout + 60  # what nobody waits for any more should not stay with the SuperLink
+        ttl = self.hosting.timeout + longer
         messages = [
             Message(content, node, kind, ttl=ttl, group_id=str(round_number))
             for node, content in contents.items()
@@ -574,30 +578,39 @@ class Nodes:
         identities = list(self.grid.push_messages(messages)) if messages else []
         return [(i, node) for i, node in zip(identities, contents, strict=True) if i]
 
-    def _pull(self, waiting: dict[str, int]) -> Iterator[tuple[int, Message | Malformed]]:
-        """The replies that are there, by node, or why one cannot be read; they are waited for no longer.
+    def _give_up(self, tasks: Mapping[str, int]) -> None:
+        """Let the SuperLink have nothing more of these tasks, which hold a model, and of replies to them.
 
-        One is asked for at a time: where one of several cannot be read, Flower loses them all.
+        A task stays until its node has received it. Flower has no word for taking it back; to say that it
+        was received does that, whoever says it, and spares a node that has not begun it.
         """
-        self._in_vain = 0.0
-        for identity, node in list(waiting.items()):
-            began = time.monotonic()
-            try:
-                replies = list(self.grid.pull_messages([identity]))
-            except Exception as error:
-                del waiting[identity]
-                yield node, Malformed(f"its reply cannot be read ({type(error).__name__})")
-                continue
-            for reply in replies:
-                if waiting.pop(reply.metadata.reply_to_message_id, None) is not None:
-                    yield node, reply
-            if not replies:
-                self._in_vain += time.monotonic() - began
+        self._unwanted.waiting.update(tasks)
+        grid: Any = self.grid
+        try:
+            from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest as Received
 
-    def _pause(self, deadline: float) -> None:
-        """Between two looks for replies, each of which costs the SuperLink a request for every node."""
+            for identity in tasks:
+                received = Received(node=grid.node, run_id=grid.run.run_id, message_object_id=identity)
+                grid._runtime_client.ConfirmMessageReceived(received)
+        except Exception as error:  # as with a grid of another kind
+            log.debug("tasks that nobody answered stay with the SuperLink until the run ends: %r", error)
+
+    def _looks(self, deadline: float, replies: Replies) -> Iterator[bool]:
+        """For every look for these replies whether it is the last: one that begins when time is up.
+
+        A look takes a while, so in one that merely ends then who was asked early has had less time.
+        """
+        last = False
+        while not last:
+            last = time.monotonic() >= deadline
+            yield last
+            if not last:
+                self._pause(deadline, replies.in_vain)
+
+    def _pause(self, deadline: float, in_vain: float) -> None:
+        """Between two looks for replies, each of which costs the SuperLink requests."""
         left = deadline - time.monotonic()
-        time.sleep(max(self.hosting.poll, min(LEISURE * self._in_vain, left)))
+        time.sleep(max(self.hosting.poll, min(LEISURE * in_vain, left)))
 
 
 def _remembered(job: Job) -> int:
