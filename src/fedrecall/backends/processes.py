@@ -361,9 +361,8 @@ class Processes:
     def _wait(self, link: _Link) -> None:
         """Take in what comes within a tick; see after those of whom nothing comes."""
         busy = [w for w in self._workers if w.place is not None]
-        with (
-            selectors.PollSelector() as channels
-        ):  # which no descriptor is too large for, and needs none itself
+        # No descriptor is too large for poll, which needs none itself.
+        with selectors.PollSelector() as channels:
             for worker in busy:
                 channels.register(worker.channel, selectors.EVENT_READ)
             speaking = [key.fileobj for key, _ in channels.select(TICK)]
