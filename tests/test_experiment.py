@@ -655,6 +655,9 @@ def test_a_run_that_failed_before_its_first_round_may_be_begun_anew(tmp_path):
         def begin(self, config, history):
             raise RuntimeError("no")
 
+        def record(self, record):
+            pass
+
         def end(self):
             pass
 
