@@ -60,7 +60,10 @@ def list_command(
         typer.Argument(help="algorithms, datasets, partitions, models, measures, figures, sinks or papers."),
     ],
 ) -> None:
-    """List what can be named on the command line and in a config."""
+    """List what can be named on the command line and in a config.
+
+    Example: fedrecall list algorithms
+    """
     if kind.startswith("paper"):
         from fedrecall.cli.commands.reproduce import list_papers
 
@@ -85,7 +88,10 @@ def show_command(
     ],
     name: Annotated[str, typer.Argument(help="Its name, as `fedrecall list` prints it.")],
 ) -> None:
-    """Explain one algorithm, data set, partition, model, measure, figure or sink."""
+    """Explain one algorithm, data set, partition, model, measure, figure or sink.
+
+    Example: fedrecall show algorithm fedntd
+    """
     if kind in ("paper", "papers"):
         raise UserError(
             "a paper is not shown: see its tables with fedrecall list papers, and published beside measured "
@@ -267,7 +273,10 @@ def draw_partition(counts: np.ndarray, names: tuple[str, ...], path: Path) -> No
 
 @app.command("doctor")
 def doctor_command(data_root: DataRoot = None) -> None:
-    """Say what this machine offers: versions, threads, GPU, extras, data sets."""
+    """Say what this machine offers: versions, threads, GPU, extras, data sets.
+
+    Example: fedrecall doctor --data-root FOLDER
+    """
     import torch
 
     shown = Table(show_header=False, box=None, pad_edge=False)
