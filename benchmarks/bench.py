@@ -36,7 +36,7 @@ from fedrecall import config as configs
 from fedrecall import rounds
 from fedrecall.backends import open_backend
 from fedrecall.backends.backend import Work
-from fedrecall.backends.processes import Nursery, cores
+from fedrecall.backends.processes import Nursery, Processes, cores
 from fedrecall.data.datasets import load
 from fedrecall.data.store import Dataset, Split
 from fedrecall.errors import UserError
@@ -53,6 +53,10 @@ W1 = {
     "augmentation": "crop+flip+cutout",
 }
 BARS = {"fedavg": 1.05, "fedntd": 1.05, "scaffold": 1.10, "sfedkd": 1.10}
+"""How many times the floor a round may take."""
+OUTSIDE, START, COPIES, WHOLE = 0.15, 3.0, 1.2, 600.0
+"""At most: seconds of a round outside training and from a bare interpreter to the first results, copies of
+the data in all processes together, seconds of all of this."""
 
 
 def synthetic(count: int, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> Dataset:
@@ -244,45 +248,48 @@ def overhead(dataset: Dataset, turns: int) -> dict[str, float]:
     return found
 
 
-START = """
-import time; since = time.perf_counter()
-import torch
-from benchmarks.bench import Product, synthetic
-product = Product(synthetic(1000), "processes", algorithm="fedavg", partition="iid", model="cnn",
-                  clients=100, sample=10, augmentation="none", training={"local_epochs": 1})
-ready = time.perf_counter()
-product.round(1)
-done = time.perf_counter()
-product.round(2)
-print(ready - since, done - ready - (time.perf_counter() - done))
-product.close()
-"""
+def _plain(count: int, clients: int) -> Product:
+    training = {"local_epochs": 1}
+    settings = {"partition": "iid", "clients": clients, "augmentation": "none", "training": training}
+    return Product(synthetic(count), "processes", **W1 | {"algorithm": "fedavg"} | settings)
+
+
+def started(since: float) -> None:
+    """Print the seconds since then until everything is set up, and of the first round beyond the second's."""
+    product = _plain(1000, clients=100)
+    ready = time.perf_counter()
+    product.round(1)
+    done = time.perf_counter()
+    product.round(2)
+    print(ready - since, done - ready - (time.perf_counter() - done))
+    product.close()
+
+
+def held(count: int) -> None:
+    """Print the bytes of this process, of that which workers are forked from, and of every worker."""
+    product = _plain(count, clients=count // 100)
+    product.round(1)
+    assert isinstance(product.backend, Processes)
+    pids = [Nursery.shared()._process.pid, *(w.pid for w in product.backend._workers)]
+    print(proportional("self"), *map(proportional, pids))
+    product.close()
+
+
+def apart(code: str) -> list[float]:
+    """The numbers that a Python of its own prints."""
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    return [float(v) for v in done.stdout.split()]
 
 
 def start_up(times: int) -> dict[str, Any]:
     """Seconds from the backend's opening to its first result, beyond what a later round takes."""
-    found = []
-    for _ in range(times):
-        done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, check=True)
-        found.append([float(v) for v in done.stdout.split()])
+    clock = "import time; since = time.perf_counter(); "
+    found = [apart(clock + "from benchmarks.bench import started; started(since)") for _ in range(times)]
     return {
         "imports and set-up": statistics.median(f[0] for f in found),
         "workers": statistics.median(f[1] for f in found),
     }
-
-
-MEMORY = """
-import sys
-from benchmarks.bench import Product, synthetic, proportional
-from fedrecall.backends.processes import Nursery
-count = int(sys.argv[1])
-product = Product(synthetic(count), "processes", algorithm="fedavg", partition="iid", model="cnn",
-                  clients=count // 100, sample=10, augmentation="none", training={"local_epochs": 1})
-product.round(1)
-pids = [Nursery.shared()._process.pid, *(w.pid for w in product.backend._workers)]
-print(proportional("self"), *map(proportional, pids))
-product.close()
-"""
 
 
 def proportional(pid: int | str) -> int:
@@ -293,26 +300,26 @@ def proportional(pid: int | str) -> int:
     return 0
 
 
-def memory() -> dict[str, Any]:
+def memory(small: int, large: int) -> dict[str, Any]:
     """How many copies of the data there are: what more of it adds to all processes together."""
     if not Path("/proc/self/smaps_rollup").exists():
         return {}
-    small, large = 10_000, 110_000  # 0.3 GB more
-    totals = {}
-    for count in (small, large):
-        run = [sys.executable, "-c", MEMORY, str(count)]
-        done = subprocess.run(run, capture_output=True, text=True, check=True)
-        totals[count] = [int(v) for v in done.stdout.split()]
+    totals = {n: apart(f"from benchmarks.bench import held; held({n})") for n in (small, large)}
     data = (large - small) * (3 * 32 * 32 + 8)
     return {
         "copies of the data": (sum(totals[large]) - sum(totals[small])) / data,
-        "bytes of a worker": totals[small][-1],
-        "bytes of the process": totals[small][0],
+        "bytes of a worker": int(totals[small][-1]),
+        "bytes of the process": int(totals[small][0]),
     }
 
 
-def scaling(turns: int) -> dict[str, Any]:
-    """Median round in `processes` as the federation, the sample and the model grow."""
+def scaling(
+    turns: int, clients: Sequence[int], sampled: Sequence[int], widths: Mapping[int, int]
+) -> dict[str, Any]:
+    """Median round in `processes` as the federation, the sample and the model grow.
+
+    ``widths``: of a network's two hidden layers, by about how many parameters that gives it.
+    """
     tiny = {"partition": "iid", "augmentation": "none", "algorithm": "fedavg"}
     once = {"local_epochs": 1, "batch_size": 10}
 
@@ -321,18 +328,16 @@ def scaling(turns: int) -> dict[str, Any]:
         with closing(product):
             return statistics.median(take_turns({"it": product.round}, turns)["it"])
 
-    rows = synthetic(200_000, (1, 8, 8))
-    small = synthetic(20_000, (1, 8, 8))
-    five = {"local_epochs": 5, "batch_size": 10}
+    def rows(count: int) -> Dataset:
+        return synthetic(20 * count, (1, 8, 8))
+
+    five, thousand = {"local_epochs": 5, "batch_size": 10}, rows(1000)
     return {
-        "clients": {
-            n: median(rows if n > 1000 else synthetic(20 * n, (1, 8, 8)), clients=n, sample=10, training=five)
-            for n in (100, 1000, 10_000)
-        },
-        "sampled": {m: median(small, clients=1000, sample=m, training=five) for m in (10, 30, 100)},
+        "clients": {n: median(rows(n), clients=n, sample=10, training=five) for n in clients},
+        "sampled": {m: median(thousand, clients=1000, sample=m, training=five) for m in sampled},
         "parameters": {
-            10**e: median(small, clients=1000, sample=10, training=once, model=f"mlp:{width}+{width}")
-            for e, width in ((5, 280), (6, 960), (7, 3120))
+            n: median(thousand, clients=1000, sample=10, training=once, model=f"mlp:{width}+{width}")
+            for n, width in widths.items()
         },
     }
 
@@ -362,7 +367,7 @@ def measure(only: set[str], repeats: int) -> dict[str, Any]:
             found[name] = make()
             print(f"{name}: {time.perf_counter() - since:.0f} s", file=sys.stderr, flush=True)
 
-    dataset = cifar10()
+    begun, dataset = time.perf_counter(), cifar10()
     found["data"] = dataset.name
     for algorithm in ("fedavg", "fedntd"):
         for precision in ("float32", "bfloat16"):
@@ -375,8 +380,11 @@ def measure(only: set[str], repeats: int) -> dict[str, Any]:
     part("backends", lambda: backends(dataset, repeats))
     part("overhead", lambda: overhead(dataset, repeats))
     part("start", lambda: start_up(3))
-    part("memory", memory)
-    part("scaling", lambda: scaling(5))
+    part("memory", lambda: memory(10_000, 110_000))  # 0.3 GB more
+    grown = (100, 1000, 10_000), (10, 30, 100), {10**5: 280, 10**6: 960, 10**7: 3120}
+    part("scaling", lambda: scaling(5, *grown))
+    if not only:
+        found["seconds"] = round(time.perf_counter() - begun, 1)
     return found
 
 
@@ -397,7 +405,7 @@ def tables(found: Mapping[str, Any]) -> str:
             lines.append(
                 f"| {name[6:].replace('/', ', ')} | {row['floor']['median']:.2f} "
                 f"| {row['floor with kernels']['median']:.2f} | {p['median']:.2f} | **{p['ratio']:.3f}** "
-                f"| {row['bar']:.2f} | {p['over kernels']:.3f} |"
+                f"| {row['bar']:.2f}: {_judged(p['ratio'], row['bar'])} | {p['over kernels']:.3f} |"
             )
     lines.append("")
     if "backends" in found:
@@ -407,28 +415,42 @@ def tables(found: Mapping[str, Any]) -> str:
             f"`processes` {b['processes']['median']:.2f} s.",
             "",
         ]
-    if "overhead" in found:
-        said = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found["overhead"].items())
-        lines += [f"A round outside training (one worker, ten visits, by clients seen before): {said}.", ""]
-    if "start" in found:
-        s = found["start"]
-        lines += [
-            f"From a bare interpreter: imports and set-up {s['imports and set-up']:.1f} s, then "
-            f"{s['workers']:.1f} s until the workers have made their first visits.",
-            "",
-        ]
+    if beside := _beside_training(found):
+        lines += ["| beside training | measured | bar | |", "|---|---|---|---|", *beside, ""]
     if found.get("memory"):
-        y = found["memory"]
-        lines += [
-            f"Copies of the data in all processes together: {y['copies of the data']:.2f}. A worker: "
-            f"{y['bytes of a worker'] / 2**20:.0f} MiB (of shared pages its part).",
-            "",
-        ]
+        worker = found["memory"]["bytes of a worker"] / 2**20
+        lines += [f"A worker takes {worker:.0f} MiB (of shared pages its part).", ""]
     if "scaling" in found:
         lines += ["| grows | to | round, s |", "|---|---|---|"]
         for what, row in found["scaling"].items():
             lines += [f"| {what} | {int(n):,} | {s:.3f} |" for n, s in row.items()]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _beside_training(found: Mapping[str, Any]) -> list[str]:
+    """Rows of what is bounded beside the rounds themselves."""
+    rows = [
+        (f"a round outside training, {name}", seconds, f"{seconds:.2f} s", OUTSIDE, "s")
+        for name, seconds in found.get("overhead", {}).items()
+    ]
+    if "start" in found:
+        set_up, workers = found["start"]["imports and set-up"], found["start"]["workers"]
+        parts = f"{set_up:.1f} s of imports and set-up, {workers:.1f} s until workers have made first visits"
+        both = set_up + workers
+        rows.append((f"from a bare interpreter: {parts}", both, f"{both:.1f} s", START, "s"))
+    if found.get("memory"):
+        copies = found["memory"]["copies of the data"]
+        rows.append(("copies of the data in all processes", copies, f"{copies:.2f}", COPIES, ""))
+    if "seconds" in found:
+        rows.append(("all of this", found["seconds"], f"{found['seconds']:.0f} s", WHOLE, "s"))
+    return [
+        f"| {what} | {said} | {f'{bar:g} {unit}'.strip()} | {_judged(value, bar)} |"
+        for what, value, said, bar, unit in rows
+    ]
+
+
+def _judged(value: float, bar: float) -> str:
+    return "met" if value <= bar else "**not met**"
 
 
 def put_into_page(table: str) -> None:

@@ -2,9 +2,10 @@
 
 What somebody in a hurry would write for one algorithm: a network, an optimiser, two processes of one
 thread that each train every other client, results in shared memory. Same data, shuffling, augmentation,
-losses and optimiser as fedrecall (`benchmarks/bench.py` records the losses of both), channels last, the
-fused optimiser, and for bfloat16 a copy of the weights in that type. ``kernels`` gives it fedrecall's own
-CPU kernels and its workers' memory settings too, so that what is left of a difference is the framework.
+losses and optimiser as fedrecall (`tests/benchmarks/test_floor.py` holds what it computes to that), channels
+last, the fused optimiser, and for bfloat16 a copy of the weights in that type. ``kernels`` gives it
+fedrecall's own CPU kernels and its workers' memory settings too, so that what is left of a difference is the
+framework.
 """
 
 from __future__ import annotations
@@ -97,6 +98,10 @@ class Trainer:
         for net, w in zip(self.teachers, weights, strict=True):
             load(net, w)
 
+    def full(self, logits: Tensor) -> Tensor:
+        """What the loss is computed of."""
+        return logits.float() if self.half else logits
+
     def train(
         self,
         x: Tensor,
@@ -127,11 +132,11 @@ class Trainer:
                 drawn = type(draws)(*(d[rows] for d in draws))
                 a = self.augmentation.apply(x[place], drawn, self.mean, self.std)
                 a, b = a.to(params[0].dtype).contiguous(memory_format=torch.channels_last), y[place]
-                logits = self.net(a).float()
+                logits = self.full(self.net(a))
                 loss = F.cross_entropy(logits, b)
                 if self.teachers:
                     with torch.no_grad():
-                        taught = torch.stack([t(a).float() for t in self.teachers])
+                        taught = torch.stack([self.full(t(a)) for t in self.teachers])
                     if shares is None:
                         loss = loss + ntd(logits, taught[0], b)
                     else:

@@ -49,6 +49,7 @@ CELLS = [
     *((1_000_000, m, 1000) for m in (1, 10, 100)),
     *((10_000_000, m, 1000) for m in (1, 10)),
 ]
+EACH = (100_000, 50, 200)  # the same of every algorithm's own cell
 
 
 def network(parameters: int, algorithm: FedAvg) -> Model:
@@ -192,7 +193,7 @@ def measure() -> dict[str, Any]:
         print(json.dumps(grid[-1]), flush=True)
     table = []
     for name in [n for n in ALGORITHMS if n != "private"] + ["private"]:
-        table.append(apart(partial(server_cell, name, 100_000, 50, 200, REPEATS)))
+        table.append(apart(partial(server_cell, name, *EACH, REPEATS)))
         print(json.dumps(table[-1]), flush=True)
     visits = [apart(partial(client_cell, parameters)) for parameters in WIDTHS]
     return {

@@ -14,18 +14,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import typer.main
 from matplotlib.axes import Axes
 from rich.console import Console
 
 from fedrecall import config as configs
+from fedrecall import specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.backends.vectorised import Vectorised
 from fedrecall.cli import main, progress
-from fedrecall.cli.app import app
+from fedrecall.cli.app import COMMANDS, app
 from fedrecall.cli.commands.compare import End, end, plan, row, table
 from fedrecall.cli.commands.inspect import _chart, draw_partition
 from fedrecall.cli.commands.run import summarise
 from fedrecall.cli.options import gather
+from fedrecall.config import Config
 from fedrecall.data import partitions
 from fedrecall.errors import UserError
 from fedrecall.records import RunFolder
@@ -841,15 +844,21 @@ def test_doctor_says_what_is_here(call):
     assert {"torch", "threads", "GPU", "digits"} <= said, out
 
 
-def test_every_command_has_help_with_an_example_or_a_sentence():
-    import typer.main
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_an_example_and_all_it_takes_has_help(name):
+    command = typer.main.get_command(app).get_command(None, name)
+    assert "Example: fedrecall " + name in command.help
+    assert [p.name for p in command.params if not p.help] == []
 
+
+def test_what_takes_a_config_has_an_option_for_all_of_it():
     group = typer.main.get_command(app)
-    for command in group.commands.values():
-        assert command.help, command.name
-        for option in command.params:
-            if option.name != "help" and option.param_type_name == "option":
-                assert option.help, (command.name, option.name)
+    taken = {name: {p.name for p in group.get_command(None, name).params} for name in COMMANDS}
+    settings = {f.name for f in (*specs.fields(Config), *specs.fields(Recipe))} - {"training"}
+    assert len(settings) > 28
+    assert taken["run"] > settings
+    assert taken["compare"] > settings - {"algorithm"}
+    assert len(taken["run"]) > 30
 
 
 def test_resume_with_one_option_keeps_the_others_as_they_were(call, tmp_path):

@@ -187,3 +187,16 @@ def test_what_the_server_says_is_in_flowers_log(federation):
         assert time.monotonic() < deadline, said
         time.sleep(0.5)
     assert "beta = -1 must be" in said.replace("\n", " ") or "beta = '-1' must be" in said
+
+
+def test_flowers_own_supernode_computes_the_same(federation):
+    """It starts a Python of its own for every message."""
+    for name in RUNS:  # where this test runs alone
+        federation.wait_for(name, rounds=2)
+    if "node2" in federation.processes:
+        federation.stop("node2")
+    federation.begin(2, PLAIN)
+    federation.run("plain", rounds=1, algorithm="scaffold")
+    federation.wait_for("plain", 1)
+    same(federation.state("plain", 1), alone(rounds=1, algorithm="scaffold"))
+    assert [r["failures"] for r in federation.records("plain")] == [[]]

@@ -60,7 +60,10 @@ def list_command(
         typer.Argument(help="algorithms, datasets, partitions, models, measures, figures, sinks or papers."),
     ],
 ) -> None:
-    """List what can be named on the command line and in a config."""
+    """List what can be named on the command line and in a config.
+
+    Example: fedrecall list algorithms
+    """
     if kind.startswith("paper"):
         from fedrecall.cli import papers
 
@@ -86,7 +89,10 @@ def show_command(
     ],
     name: Annotated[str, typer.Argument(help="Its name, as `fedrecall list` prints it.")],
 ) -> None:
-    """Explain one algorithm, data set, partition, model, measure, figure, sink, or paper's table."""
+    """Explain one algorithm, data set, partition, model, measure, figure, sink, or paper's table.
+
+    Example: fedrecall show algorithm fedntd
+    """
     if kind in ("paper", "papers"):
         from fedrecall.cli import papers
 
@@ -269,7 +275,10 @@ def draw_partition(counts: np.ndarray, names: tuple[str, ...], path: Path) -> No
 
 @app.command("doctor")
 def doctor_command(data_root: DataRoot = None) -> None:
-    """Say what this machine offers: versions, threads, GPU, extras, data sets."""
+    """Say what this machine offers: versions, threads, GPU, extras, data sets.
+
+    Example: fedrecall doctor --data-root FOLDER
+    """
     import torch
 
     shown = Table(show_header=False, box=None, pad_edge=False)
