@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 
 from fedrecall import config as configs
 from fedrecall import trees
-from fedrecall.algorithms.fedavg import Anchor, Down, FedAvg, Server, Up
+from fedrecall.algorithms.fedavg import Anchor, Down, FedAvg, Memory, Server, Up
+from fedrecall.backends.backend import Job
+from fedrecall.backends.vectorised import Vectorised
 from fedrecall.data.partitions import IID, Partition
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
@@ -374,15 +377,97 @@ def test_steps_that_draw_are_refused_where_clients_are_stacked(monkeypatch):
         played(noise("loss"), monkeypatch, backend="vectorised")
 
 
-def test_a_loss_that_counts_what_batches_are_filled_with_is_refused(monkeypatch):
-    plain = replaced(
-        loss=lambda self, model, params, anchor, batch: nn.functional.cross_entropy(
-            model(params, batch.x), batch.y
-        )
+def cross_entropies(model: Any, params: Any, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(params, batch.x), batch.y, reduction="none")
+
+
+def own_loss(term: Any, **hooks: Any) -> type[FedAvg]:
+    """FedAvg whose loss is this function of student, params, anchor and batch."""
+    return replaced(
+        loss=lambda self, model, params, anchor, batch: term(model, params, anchor, batch), **hooks
     )
-    played(plain, monkeypatch)  # one after another no batch is filled up
+
+
+def teaching(model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
+    student, teacher = model(params, batch.x), model.frozen(anchor.weights, batch.x)
+    kd = nn.functional.kl_div(student.log_softmax(-1), teacher.softmax(-1), reduction="batchmean")
+    return batch.mean(nn.functional.cross_entropy(student, batch.y, reduction="none")) + kd
+
+
+def rarely(model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
+    weight = 1.0 / (1 + batch.y)
+    return batch.mean(weight / weight.mean() * cross_entropies(model, params, batch))
+
+
+COUNTS_FILLERS = {
+    "a plain mean": own_loss(lambda m, p, a, batch: cross_entropies(m, p, batch).mean()),
+    "a term that is nothing at the first step": own_loss(teaching),
+    "weights that only labels say": own_loss(rarely),
+    "the size of the batch": own_loss(
+        lambda m, p, a, batch: batch.mean(cross_entropies(m, p, batch)) * len(batch.y) / 16
+    ),
+    "a term of a later round": own_loss(
+        lambda m, p, anchor, batch: (
+            batch.mean(cross_entropies(m, p, batch)) + anchor.number * m(p, batch.x).square().mean()
+        ),
+        start=lambda self, weights: WithNumber(weights, torch.tensor(0.0)),
+        broadcast=lambda self, model, server, auxiliary: server,
+        prepare=lambda self, model, down, memory, data: down,
+        aggregate=lambda self, server, ups, cohort: WithNumber(cohort.mean(ups.weights), server.number + 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", COUNTS_FILLERS)
+def test_a_loss_that_counts_what_batches_are_filled_with_is_refused(what, monkeypatch):
+    played(COUNTS_FILLERS[what], monkeypatch, rounds=2)  # one after another no batch is filled up
+    if what == "a term of a later round":
+        played(COUNTS_FILLERS[what], monkeypatch, backend="vectorised", rounds=1)
     with pytest.raises(UserError, match=r"`loss` counts what a small batch is filled up with.*batch\.mean"):
-        played(plain, monkeypatch, backend="vectorised")
+        played(COUNTS_FILLERS[what], monkeypatch, backend="vectorised", rounds=2)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_so_is_one_that_knows_single_precision_alone(right, monkeypatch):
+    def fixed(model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
+        turned = model(params, batch.x) @ torch.eye(4)  # of no type but this one
+        each = nn.functional.cross_entropy(turned, batch.y, reduction="none")
+        return batch.mean(each) if right else each.mean()
+
+    with contextlib.nullcontext() if right else pytest.raises(UserError, match="counts what a small batch"):
+        played(own_loss(fixed), monkeypatch, backend="vectorised", precision="float32")
+
+
+def test_one_client_tells_of_all_of_them(monkeypatch):
+    """Also where it has one example, its label's weight is the mean, and a filler is that example."""
+    work = experiment("fedavg", sample=6, backend="vectorised").work
+    parts = [part[: 1 if k == 0 else 17 + k] for k, part in enumerate(work.federation.parts)]
+    work = replace(work, federation=replace(work.federation, parts=parts))
+    down = Down(work.model.initial())
+    jobs = [Job(k, k, 1, down, Memory()) for k in range(6)]
+    list(Vectorised(work).map(jobs))
+    with pytest.raises(UserError, match="counts what a small batch"):
+        list(Vectorised(replace(work, algorithm=own_loss(rarely)())).map(jobs))
+
+
+def apart(model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
+    """Cross-entropy, and that a batch's logits be apart from their own mean, with batch.mask."""
+    logits = model(params, batch.x)
+    mask = torch.ones_like(batch.y, dtype=torch.bool) if batch.mask is None else batch.mask
+    mean = torch.where(mask[:, None], logits, 0.0).sum(0) / mask.sum()
+    own = nn.functional.cross_entropy(logits, batch.y, reduction="none")
+    return batch.mean(own + (logits - mean).square().sum(1))
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
+def test_a_loss_that_leaves_out_what_batches_are_filled_with_is_not_refused(precision, monkeypatch):
+    settings = {"precision": precision, "rounds": 2, "augmentation": "flip+cutout:2"}
+    alone, stacked = (
+        played(own_loss(apart), monkeypatch, backend=b, **settings) for b in ("serial", "vectorised")
+    )
+    assert_same(
+        stacked.weights, alone.weights, {"float64": 1e-12, "float32": 1e-4, "bfloat16": 0.1}[precision]
+    )
 
 
 def test_two_passes_of_one_step_drop_other_units():
