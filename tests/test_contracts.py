@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from tests.algorithms.cases import assert_same, data, experiment
+from tests.algorithms.cases import NETS, assert_same, data, experiment
 from torch import Tensor, nn
 
 from fedrecall import config as configs
@@ -77,6 +77,13 @@ def written(self: Any, model: Any, down: Any, memory: Any, data: Any) -> Any:
     for p in down.weights.params.values():
         p.div_(2)
     return Anchor(down.weights)
+
+
+def moved(anchor: Any, batch: Any, model: Any, params: Any) -> Tensor:
+    """A loss with a teacher that follows the student, in place."""
+    for n, p in params.items():
+        anchor.weights.params[n].lerp_(p.detach(), 0.1)
+    return FedAvg().loss(model, params, anchor, batch)
 
 
 WRONG = {
@@ -194,6 +201,44 @@ WRONG = {
         ),
         "`finish` changes 0/weights/params/.* of what it is given in place",
     ),
+    "an anchor in steps": (
+        replaced(loss=lambda self, model, params, anchor, batch: moved(anchor, batch, model, params)),
+        r"`loss` or `correct` changes weights/params/.* of its anchor in place",
+    ),
+    "an anchor along the gradient": (
+        replaced(
+            correct=lambda self, grads, anchor: (
+                [anchor.weights.params[n].add_(g) for n, g in grads.items()] and grads
+            )
+        ),
+        r"`loss` or `correct` changes weights/params/.* of its anchor in place",
+    ),
+    "a server's state that is rounded to be sent": (
+        replaced(
+            broadcast=lambda self, model, server, auxiliary: (
+                [p.mul_(64).round_().div_(64) for p in server.weights.params.values()]
+                and Down(server.weights)
+            )
+        ),
+        "`broadcast` changes weights/params/.* of the server's state in place",
+    ),
+    "uploads in place": (
+        replaced(
+            aggregate=lambda self, server, ups, cohort: (
+                [w.mul_(0.5) for w in ups.weights.params.values()]
+                and server._replace(weights=cohort.mean(ups.weights))
+            )
+        ),
+        "`aggregate` changes weights/params/.* of the uploads in place",
+    ),
+    "a server's state that a report looks at": (
+        replaced(
+            report=lambda self, server: {
+                "norm": float(sum(p.abs_().sum() for p in server.weights.params.values()))
+            }
+        ),
+        "`report` changes weights/params/.* of the server's state in place",
+    ),
     "a memory in place": (
         replaced(
             remember=lambda self, weights: Kept(torch.zeros(2)),
@@ -267,6 +312,21 @@ def test_on_the_vectorised_backend_too(monkeypatch):
     for what in ("a loss for each example", "a gradient that is left out"):
         with pytest.raises(UserError, match=WRONG[what][1]):
             played(WRONG[what][0], monkeypatch, backend="vectorised")
+    for what in ("an anchor in steps", "an anchor along the gradient"):  # there PyTorch refuses
+        with pytest.raises(UserError, match="a change in place of what it is given"):
+            played(WRONG[what][0], monkeypatch, backend="vectorised")
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+def test_what_a_client_holds_for_itself_may_not_change_in_its_steps_either(backend, norm, monkeypatch):
+    """Stacked it is a view of the stack, or with batch norm a copy for each step, which forgets."""
+    counting = replaced(
+        prepare=lambda self, model, down, memory, data: WithNumber(down.weights, torch.zeros(())),
+        correct=lambda self, grads, anchor: anchor.number.add_(1) is not None and grads,
+    )
+    with pytest.raises(UserError, match="`loss` or `correct` changes number of its anchor in place"):
+        played(counting, monkeypatch, backend=backend, model=f"{NETS}:norm={norm}")
 
 
 def noise(where: str) -> type[FedAvg]:

@@ -147,6 +147,10 @@ def numbers(told: Any, taken: Container[str], hook: str = "report") -> dict[str,
     return {str(n): v if isinstance(v, (int, float)) else v.item() for n, v in told.items()}
 
 
+IN_STEPS = "loss` or `correct", "its anchor"
+"""Which hooks steps call, and what they are given besides what changes, for `untouched`."""
+
+
 @contextmanager
 def untouched(tree: Any, hook: str, what: str) -> Iterator[None]:
     """Raise UserError if the tree's tensors or dicts are changed in place: others still look at them."""
@@ -155,7 +159,7 @@ def untouched(tree: Any, hook: str, what: str) -> Iterator[None]:
     now = trees.arrays(tree)
     for name, tensor, version in before:
         if now.get(name) is not tensor or (version is not None and tensor._version != version):
-            raise UserError(f"`{hook}` changes {name} of {what} in place: return new tensors instead.")
+            raise UserError(f"`{hook}` changes {name} of {what} in place: make new tensors instead.")
 
 
 def unchanged(before: Structure, after: Structure) -> None:

@@ -492,7 +492,9 @@ class Experiment:
         if evaluation.by_client:
             found["sites"] = by_client(evaluation.by_client)
         taken = {*record, *found, "sites", "untested", "off_grid", "measures"}
-        return found | missing | contracts.numbers(self.algorithm.report(self.server), taken)
+        with contracts.untouched(self.server, "report", "the server's state"):
+            told = self.algorithm.report(self.server)
+        return found | missing | contracts.numbers(told, taken)
 
     def _tell_untested(self, evaluation: Evaluation) -> None:
         """Warn once of classes that the test split has no example of."""

@@ -109,7 +109,7 @@ def walk(
     with chance("arrange"):
         order = contracts.order(algorithm.arrange(sampled, round_number), sampled)
     chains = [[int(k) for k in part] for part in np.array_split(order, chain_count)]
-    with chance("broadcast"):
+    with chance("broadcast"), contracts.untouched(server, "broadcast", "the server's state"):
         down = algorithm.broadcast(model, server, auxiliary)
     contracts.weighted(down, "broadcast", "what travels down")
     contracts.carries(down, "broadcast", "what travels down")
@@ -183,8 +183,10 @@ def combine(algorithm: FedAvg, server: Any, visits: Sequence[Sequence[Visit]], p
     )
     ups = [v.up for _, _, v, _ in kept]
     contracts.one_form(ups)
-    with contracts.untouched(server, "aggregate", "the server's state"):
-        made = algorithm.aggregate(server, trees.stack(ups, copy=False), cohort)
+    stacked = trees.stack(ups, copy=False)  # which may be the uploads themselves
+    given = contracts.untouched(server, "aggregate", "the server's state")
+    with given, contracts.untouched(stacked, "aggregate", "the uploads"):
+        made = algorithm.aggregate(server, stacked, cohort)
     contracts.weighted(made, "aggregate", "the server's state")
     if not trees.finite(made):
         raise Diverged("what the round's uploads make holds NaN or Inf.")

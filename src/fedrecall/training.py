@@ -124,7 +124,8 @@ def visit(
     )
     batches = data.training_batches(begun.draws, recipe.batch_size)
     key = begun.draws.key.to(data.y.device)
-    with streams.seeded(begun.chance, "steps"):
+    given = contracts.untouched(begun.anchor, *contracts.IN_STEPS)
+    with given, streams.seeded(begun.chance, "steps"):
         state, losses = train(stepper(algorithm, model, begun.sgd), begun.state, begun.anchor, batches, key)
     return end(algorithm, model, begun, state, losses, round_number)
 

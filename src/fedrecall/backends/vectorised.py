@@ -306,7 +306,8 @@ def local_training(
 ) -> tuple[State, Tensor]:
     """Train the whole stack from its first step to its last; a function of tensors alone."""
     take_step = mapped_stepper(algorithm, model, plan.sgd, plan.axes, lr)
-    return train(take_step, stack.state, stack.anchor, batches(plan, stack), stack.key)
+    with contracts.untouched(stack.anchor, *contracts.IN_STEPS):
+        return train(take_step, stack.state, stack.anchor, batches(plan, stack), stack.key)
 
 
 def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Tensor | None = None) -> Any:
@@ -334,7 +335,8 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Ten
             params, buffers, velocity = trees.take(state, rows)
             mine = trees.transform(lambda t, a, rows=rows: t if a is None else t[rows], anchor, axes)
             batch_axes = Batch(0, 0, 0, None if batch.mask is None else 0)  # type: ignore[arg-type]
-            with explained(*UNMAPPED):
+            copied = mine if isinstance(rows, Tensor) else ()  # where a change would be lost without a trace
+            with explained(*UNMAPPED), contracts.untouched(copied, *contracts.IN_STEPS):
                 grads, loss, buffers = vmap(
                     gradient, in_dims=(0, 0, axes, batch_axes, 0), randomness="different"
                 )(params, buffers, mine, batch, key[rows])
@@ -352,9 +354,9 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Ten
 
 
 UNMAPPED = (
-    "vmap|functorch|[Bb]atching rule",
-    "(such as .item(), boolean indexing, spectral norm) that the vectorised backend cannot do for many "
-    "clients at once: take the serial backend, processes or ray.",
+    "vmap|functorch|[Bb]atching rule|captured Tensor|broadcast shape",
+    "(such as .item(), boolean indexing, spectral norm, a change in place of what it is given) that the "
+    "vectorised backend cannot do for many clients at once: take the serial backend, processes or ray.",
 )
 UNRECORDED = (
     "captur",
