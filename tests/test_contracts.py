@@ -487,6 +487,22 @@ def test_a_loss_that_counts_what_batches_are_filled_with_is_refused(what, monkey
         played(COUNTS_FILLERS[what], monkeypatch, backend="vectorised", rounds=2)
 
 
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (lambda own: own.exp(), r"shape \[\d+, 4\]"),
+        (lambda own: -own[:, :1], r"shape \[\d+, 1\]"),
+        (lambda own: -own.mean(), r"shape \[\]"),
+        (lambda own: 3.0, "a float"),
+    ],
+)
+def test_a_mean_of_several_numbers_an_example_is_refused(values, found, backend, monkeypatch):
+    loss = own_loss(lambda m, p, a, batch: batch.mean(values(m(p, batch.x).log_softmax(1))))
+    with pytest.raises(UserError, match=rf"batch\.mean is given {found}, and takes one number an example"):
+        played(loss, monkeypatch, backend=backend)
+
+
 @pytest.mark.parametrize("right", [True, False])
 def test_so_is_one_that_knows_single_precision_alone(right, monkeypatch):
     def fixed(model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
