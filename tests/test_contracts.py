@@ -239,6 +239,22 @@ WRONG = {
         ),
         "`report` changes weights/params/.* of the server's state in place",
     ),
+    "shares that do not sum to one": (
+        replaced(
+            aggregate=lambda self, server, ups, cohort: server._replace(
+                weights=cohort.mean(ups.weights, [2.0] * len(cohort.clients))
+            )
+        ),
+        r"cohort\.mean is given shares that sum to 6 and not to one: .*cohort\.sum",
+    ),
+    "fewer shares than uploads": (
+        replaced(
+            aggregate=lambda self, server, ups, cohort: server._replace(
+                weights=cohort.mean(ups.weights, [0.5, 0.5])
+            )
+        ),
+        "aggregate weighs 3 uploads with 2 numbers: give one for each",
+    ),
     "a memory in place": (
         replaced(
             remember=lambda self, weights: Kept(torch.zeros(2)),
@@ -628,7 +644,7 @@ def test_a_server_that_looks_at_single_uploads_is_found_out_whatever_they_are():
         moved = {n: w - server.weights.params[n] for n, w in ups.weights.params.items()}
         length = sum(m.flatten(1).square().sum(1) for m in moved.values()).sqrt()
         shares = [s * min(1.0, 100 / max(float(a), 1e-9)) for s, a in zip(cohort.shares, length, strict=True)]
-        mean = cohort.mean(moved, shares)
+        mean = cohort.sum(moved, shares)
         params = {n: w + mean[n] for n, w in server.weights.params.items()}
         return server._replace(weights=server.weights._replace(params=params))
 
