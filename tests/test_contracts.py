@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -173,6 +174,58 @@ WRONG = {
         replaced(correct=lambda self, grads, anchor: {n: g.mean(0, keepdim=True) for n, g in grads.items()}),
         r"`correct` returns a gradient of '.*' of shape \[1.*\], and the parameter's is",
     ),
+    "a gradient of what is no parameter": (
+        replaced(correct=lambda self, grads, anchor: {**grads, "fc9.bias": torch.ones(1)}),
+        "`correct` returns a gradient of 'fc9.bias', which is no parameter",
+    ),
+    "no gradient": (
+        replaced(correct=lambda self, grads, anchor: dict.fromkeys(grads)),
+        "`correct` returns nothing as the gradient of '.*': it must be a tensor",
+    ),
+    "a number for a gradient": (
+        replaced(correct=lambda self, grads, anchor: dict.fromkeys(grads, 0.0)),
+        "`correct` returns a float as the gradient of '.*': it must be a tensor",
+    ),
+    "an array for a gradient": (
+        replaced(correct=lambda self, grads, anchor: {n: g.numpy() for n, g in grads.items()}),
+        "`correct` returns a ndarray as the gradient of '.*': it must be a tensor",
+    ),
+    "a loss of the teacher alone": (
+        replaced(
+            loss=lambda self, model, params, anchor, batch: batch.mean(
+                model.frozen(anchor.weights, batch.x).square().sum(1)
+            )
+        ),
+        "`loss` returns a number that does not depend on `params`",
+    ),
+    "arrays for weights": (
+        replaced(
+            aggregate=lambda self, server, ups, cohort: server._replace(
+                weights=Weights(*({n: w[0].numpy() for n, w in part.items()} for part in ups.weights))
+            )
+        ),
+        r"the server's state, which `aggregate` returns, has weights/params/.* = array\(.{,300}\): only ",
+    ),
+    "a part of the model travels down": (
+        replaced(
+            broadcast=lambda self, model, server, auxiliary: Down(
+                server.weights._replace(params=dict(list(server.weights.params.items())[1:]))
+            )
+        ),
+        "what travels down, which `broadcast` returns, has weights without",
+    ),
+    "half precision travels down": (
+        replaced(
+            broadcast=lambda self, model, server, auxiliary: Down(
+                trees.transform(Tensor.half, server.weights)
+            )
+        ),
+        "what travels down, which `broadcast` returns, has '.*' in float16, and the model's is in float64",
+    ),
+    "a part of the model travels along a chain": (
+        replaced(sequential=True, relay=lambda self, down, up: Down(without_first(up.weights))),
+        "what travels down, which `relay` returns, lacks weights/params/",
+    ),
     "no weights for weights": (
         finishing(lambda weights, k: Up(weights.params)),
         "`finish` returns a Up: it must be what the client sends, a named tuple with the field weights",
@@ -315,9 +368,89 @@ def test_a_hook_that_returns_something_else_is_named_in_a_sentence(what, monkeyp
         played(algorithm, monkeypatch, rounds=2)
 
 
-def test_a_report_may_give_tensors_of_one_number(monkeypatch):
-    told = replaced(report=lambda self, server: {"step": torch.tensor(0.5)})
-    assert played(told, monkeypatch).history[-1]["step"] == 0.5
+@pytest.mark.parametrize(
+    ("one", "recorded"),
+    [
+        (torch.tensor(0.5), 0.5),
+        (torch.ones(1, 1), 1),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (np.ones(1), 1),
+        (True, True),
+        (float("nan"), None),
+        (torch.tensor(float("inf")), None),
+    ],
+)
+def test_a_report_may_give_a_number_of_any_kind(one, recorded, monkeypatch):
+    record = played(replaced(report=lambda self, server: {"step": one}), monkeypatch).history[-1]
+    assert record["step"] == recorded
+    json.dumps(record, allow_nan=False)
+
+
+def test_what_a_measure_cannot_say_is_nothing_in_the_record(tmp_path):
+    file = tmp_path / "measure.py"
+    file.write_text(
+        "from dataclasses import dataclass\n\nfrom fedrecall.measures.moment import Measure\n\n\n"
+        "@dataclass(frozen=True)\nclass Unsaid(Measure):\n    def __call__(self, moment):\n"
+        "        return {'x': float('nan'), 'each': [1.0, float('-inf')]}\n"
+    )
+    (record,) = experiment("fedavg", measures=[f"{file}:Unsaid"], rounds=1).run().history
+    assert record["measures"][f"{file}:Unsaid"] == {"x": None, "each": [1.0, None]}
+    json.dumps(record, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "said"),
+    [
+        ({"start": lambda self, weights: None}, "`start` returns nothing: it must be the server's state"),
+        ({"equip": lambda self, module: None}, "`equip` returns None: it must be the network"),
+        (
+            {"start": lambda self, weights: Server(without_first(weights))},
+            "the server's state, which `start` returns, has weights without",
+        ),
+    ],
+)
+def test_what_makes_a_run_is_checked_where_it_is_made(hooks, said, monkeypatch):
+    made = replaced(**hooks)
+    for name, hook in hooks.items():
+        monkeypatch.setattr(FedAvg, name, getattr(made, name) if hook else None)
+    with pytest.raises(UserError, match=said):
+        experiment("fedavg")
+
+
+def nodes(tensor: Tensor) -> int:
+    """Of the graph behind a tensor."""
+    seen, left = set[Any](), [tensor.grad_fn]
+    while left:
+        if (node := left.pop()) is not None and node not in seen:
+            seen.add(node)
+            left += [n for n, _ in node.next_functions]
+    return len(seen)
+
+
+def test_no_graph_is_kept_from_round_to_round(monkeypatch):
+    """Clients that tune once more and forget to detach; a server that averages over rounds."""
+
+    def finish(self: Any, model: Any, weights: Any, anchor: Any, memory: Any, data: Any, sgd: Any) -> Any:
+        params = {n: p.clone().requires_grad_() * 0.9 for n, p in weights.params.items()}
+        return Up(weights._replace(params=params)), Kept(params["fc.bias"])
+
+    algorithm = replaced(
+        start=lambda self, weights: Rounds(weights, weights),
+        remember=lambda self, weights: Kept(weights.params["fc.bias"].clone().requires_grad_() * 1),
+        finish=finish,
+        aggregate=lambda self, server, ups, cohort: Rounds(
+            mean := cohort.mean(ups.weights), trees.transform(lambda a, b: a + b, server.round, mean)
+        ),
+    )
+    made = experiment("fedavg", rounds=3)
+    monkeypatch.setattr(made, "algorithm", algorithm())
+    made.server = made.algorithm.start(made.model.initial())
+    made.memories.template = made.algorithm.remember(made.model.initial())
+    made.run()
+    kept = [t for _, t in trees.leaves((made.server, tuple(made.memories.get(k) for k in range(6))))]
+    assert [nodes(t) for t in kept] == [0] * len(kept)
+    assert not any(t.requires_grad for t in kept)
 
 
 def test_on_the_vectorised_backend_too(monkeypatch):

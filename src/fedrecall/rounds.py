@@ -110,9 +110,10 @@ def walk(
         order = contracts.order(algorithm.arrange(sampled, round_number), sampled)
     chains = [[int(k) for k in part] for part in np.array_split(order, chain_count)]
     with chance("broadcast"), contracts.untouched(server, "broadcast", "the server's state"):
-        down = algorithm.broadcast(model, server, auxiliary)
+        down = trees.without_graph(algorithm.broadcast(model, server, auxiliary))
     contracts.weighted(down, "broadcast", "what travels down")
     contracts.carries(down, "broadcast", "what travels down")
+    contracts.full(down.weights, server.weights, "broadcast", "what travels down")
     downs = [down] * len(chains)
     visits: list[list[Visit]] = [[] for _ in chains]
     bytes_down = bytes_up = 0
@@ -144,9 +145,10 @@ def walk(
 def _relayed(algorithm: FedAvg, down: Any, up: Any) -> Any:
     """What the next client of a chain is given."""
     with contracts.untouched((down, up), "relay", "what it is given"):
-        made = algorithm.relay(down, up)
+        made = trees.without_graph(algorithm.relay(down, up))
     contracts.weighted(made, "relay", "what travels down")
     contracts.alike(made, down, "relay", "what travels down", "broadcast")
+    contracts.full(made.weights, down.weights, "relay", "what travels down")
     return made
 
 
@@ -186,7 +188,7 @@ def combine(algorithm: FedAvg, server: Any, visits: Sequence[Sequence[Visit]], p
     stacked = trees.stack(ups, copy=False)  # which may be the uploads themselves
     given = contracts.untouched(server, "aggregate", "the server's state")
     with given, contracts.untouched(stacked, "aggregate", "the uploads"):
-        made = algorithm.aggregate(server, stacked, cohort)
+        made = trees.without_graph(algorithm.aggregate(server, stacked, cohort))
     contracts.weighted(made, "aggregate", "the server's state")
     if not trees.finite(made):
         raise Diverged("what the round's uploads make holds NaN or Inf.")

@@ -321,7 +321,7 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Ten
     ) -> tuple[Params, Tensor, Params]:
         def objective(params: Params) -> tuple[Tensor, Params]:
             student = model.student(buffers, key)
-            loss = contracts.scalar(algorithm.loss(student, params, anchor, batch))
+            loss = contracts.objective(algorithm.loss(student, params, anchor, batch))
             return loss, student.buffers
 
         grads, (loss, buffers) = grad_and_value(objective, has_aux=True)(params)
