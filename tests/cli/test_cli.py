@@ -970,3 +970,18 @@ def test_an_algorithm_of_ones_own_is_shown_without_its_folder(tmp_path):
     )
     made = configs.make({"algorithm": f"{tmp_path}/mine.py:Mine:mu=2", "seed": 3})
     assert progress.name(configs.as_dict(made)) == "mine.py:Mine:2 seed 3"
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "0.00"),
+        (4_808, "0.00481"),
+        (11_020, "0.0110"),
+        (1_500_000, "1.50"),
+        (44_784_000, "44.8"),
+        (2.5e9, "2500"),
+    ],
+)
+def test_bytes_are_shown_in_three_digits(count, shown):
+    assert progress.megabytes(count) == shown

@@ -1,5 +1,6 @@
 """How a run shows itself: a bar on a terminal, plain lines elsewhere."""
 
+import math
 import os
 import sys
 import time
@@ -38,6 +39,13 @@ def seconds(record: Mapping[str, Any]) -> float:
     measures = spent.get("measures", {})
     parts = [*spent.values(), *(measures.values() if isinstance(measures, dict) else ())]
     return float(sum(v for v in parts if isinstance(v, (int, float))))
+
+
+def megabytes(count: float) -> str:
+    """So many bytes in millions, with three digits that say something."""
+    size = count / 1e6
+    digits = 2 - math.floor(math.log10(size)) if size else 2
+    return f"{size:.{max(digits, 0)}f}"
 
 
 def name(config: Mapping[str, Any], setting: str = "") -> str:

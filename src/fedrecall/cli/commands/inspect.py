@@ -20,6 +20,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.backends import BACKENDS
 from fedrecall.cli.app import app, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
+from fedrecall.cli.progress import megabytes
 from fedrecall.data import datasets, partitions
 from fedrecall.data.datasets import DATASETS
 from fedrecall.data.partitions import PARTITIONS
@@ -158,7 +159,7 @@ def _footprint(algorithm: Any) -> Table:
     else:
         raise UserError(f"this algorithm runs with none of the networks tried (cnn, resnet10): {refused}")
     one = trees.size_in_bytes(found.down.weights)
-    title = f"measured with {network} on digits ({one / 1e6:.2f} MB), in the first round"
+    title = f"measured with {network} on digits ({megabytes(one)} MB), in the first round"
     shown = Table(title=title, title_justify="left", box=None)
     for heading in ("where", "what", "bytes", "of a model"):
         shown.add_column(heading, justify="right" if heading in ("bytes", "of a model") else "left")

@@ -124,9 +124,8 @@ def summarise(result: Result) -> None:
         table.add_row("accuracy, worst site", Text(f"{least:.2%} ({printable(where)})"))
     table.add_row("forgetting", f"{last['forgetting']:.3f}")
     table.add_row("training", f"{seconds:.1f} s, {seconds / len(result.history):.2f} s a round")
-    table.add_row(
-        "sent a round", f"{last['bytes_down'] / 1e6:.2f} MB down, {last['bytes_up'] / 1e6:.2f} MB up"
-    )
+    down, up = (progress.megabytes(last[way]) for way in ("bytes_down", "bytes_up"))
+    table.add_row("sent a round", f"{down} MB down, {up} MB up")
     if "epsilon" in last:
         table.add_row("privacy", f"epsilon {last['epsilon']:.2f} at delta {last['delta']:g}, for each client")
     if result.out is not None:
