@@ -59,6 +59,12 @@ def test_an_algorithm_from_a_file_of_ones_own_on_the_command_line(monkeypatch, t
     assert exit_.value.code in (0, None)
 
 
+def test_layers_that_a_network_does_not_have_are_told():
+    algorithm = f"{EXAMPLES / 'fedper.py'}:FedPer:keep=fc9."
+    with pytest.raises(fedrecall.UserError, match=r"no layer's name begins with 'fc9\.': .*fc2\.bias"):
+        fedrecall.run(algorithm=algorithm, dataset="digits", clients=4, model="mlp:16")
+
+
 @pytest.mark.parametrize("backend", ["serial", "processes", "vectorised"])
 def test_layers_that_stay_with_clients(backend, tmp_path):
     algorithm = f"{EXAMPLES / 'fedper.py'}:FedPer"
