@@ -93,7 +93,7 @@ def test_layers_that_stay_with_clients(backend, tmp_path):
     shared, own = dict(first), {k: {n: p for n, p in first.items() if n.startswith("fc2.")} for k in range(4)}
     recipe = done.config.training
     for number in (1, 2):
-        made, sizes = {}, {}
+        made, sizes, had = {}, {}, {k: {**shared, **own[k]} for k in range(4)}
         for k in range(4):
             data = federation.client(k)
             params = {n: p.clone().requires_grad_() for n, p in {**shared, **own[k]}.items()}
@@ -115,6 +115,8 @@ def test_layers_that_stay_with_clients(backend, tmp_path):
     for k, share in zip(told["clients"], told["train"], strict=True):
         mine = Weights({**made[k]}, {})
         assert share == accuracy(evaluate(model, mine, federation.client(k)).confusion)
+    for k, share in zip(told["clients"], told["train_before"], strict=True):  # with the head that it had
+        assert share == accuracy(evaluate(model, Weights(had[k], {}), federation.client(k)).confusion)
 
 
 def distance(algorithm, **settings):

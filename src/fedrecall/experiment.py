@@ -381,6 +381,7 @@ class Experiment:
                 played.visits,
                 evaluation,
                 self.algorithm,
+                played.memories,
             )
             for name, measure in self.measures.items():
                 if number % measure.every == 0 or number == config.rounds:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from fedrecall import contracts, streams, trees
-from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.algorithms.hooks import Cohort
 from fedrecall.backends.backend import Backend, Job
 from fedrecall.data.client import ClientData
@@ -30,6 +30,8 @@ class Round(NamedTuple):
     bytes_down: int
     """Bytes the server and, in chains, other clients sent to clients."""
     bytes_up: int
+    memories: list[Any]
+    """What each of them remembered before, if it trains another model than what it is sent; else nothing."""
 
 
 def sample(population: int, count: int, seed: int | None, round_number: int) -> list[int]:
@@ -116,6 +118,7 @@ def walk(
     contracts.full(down.weights, server.weights, "broadcast", "what travels down")
     downs = [down] * len(chains)
     visits: list[list[Visit]] = [[] for _ in chains]
+    before: list[list[Any]] = [[] for _ in chains]
     bytes_down = bytes_up = 0
     for link in range(max(map(len, chains))):
         jobs = []
@@ -131,6 +134,7 @@ def walk(
                 contracts.full(made.up.weights, down.weights, "finish", "an upload")
             visit = _with_constants(model, made, job.down)
             visits[job.chain].append(visit)
+            before[job.chain] += [job.memory] if keeps_own(algorithm) else []
             if visit.failure is None:
                 bytes_up += trees.size_in_bytes(visit.up)
                 memories.put(visit.client, visit.memory)
@@ -139,7 +143,8 @@ def walk(
                         downs[job.chain] = _relayed(algorithm, job.down, visit.up)
     with chance("aggregate"):
         server = combine(algorithm, server, visits, population)
-    return Round(server, chains, [v for row in visits for v in row], bytes_down, bytes_up)
+    kept = [memory for row in before for memory in row]
+    return Round(server, chains, [v for row in visits for v in row], bytes_down, bytes_up, kept)
 
 
 def _relayed(algorithm: FedAvg, down: Any, up: Any) -> Any:

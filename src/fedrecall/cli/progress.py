@@ -17,6 +17,8 @@ from fedrecall.experiment import Sink
 from fedrecall.provenance import named
 from fedrecall.specs import short_text
 
+OF_WHAT_TRAVELS = "of what travels; of clients' own models: --measure personal"
+"""What accuracy is of where clients have other models than what is evaluated."""
 PLAIN_SECONDS = 2.0  # at most one plain line in this time, so that logs stay short
 
 

@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrecall import config as configs
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.cli import progress
 from fedrecall.cli.app import app, err, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
@@ -119,6 +121,8 @@ def summarise(result: Result) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("accuracy, last round", f"{last['accuracy']:.2%}")
     table.add_row("accuracy, best round", f"{best['accuracy']:.2%} (round {best['round']})")
+    if keeps_own(ALGORITHMS.make(result.config.algorithm)):
+        table.add_row("", progress.OF_WHAT_TRAVELS)
     if (found := sites(last)) is not None:
         where, least = worst(found)
         table.add_row("accuracy, worst site", Text(f"{least:.2%} ({printable(where)})"))
