@@ -7,7 +7,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedrecall import FedAvg, Weights
+from fedrecall import FedAvg, UserError, Weights
 from fedrecall.algorithms.fedavg import Up
 from fedrecall.models.model import Params
 
@@ -29,7 +29,7 @@ class FedPer(FedAvg):
         """Before its first visit: those that arrive then."""
         own = {n: p for n, p in weights.params.items() if n.startswith(self.keep)}
         if not own:
-            raise ValueError(f"no layer's name begins with {self.keep!r}: {', '.join(weights.params)}")
+            raise UserError(f"no layer's name begins with {self.keep!r}: {', '.join(weights.params)}")
         return Memory(own)
 
     def personal(self, weights: Weights, memory: Memory) -> Weights:

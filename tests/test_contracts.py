@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import json
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from tests.algorithms.cases import assert_same, data, experiment
+from tests.algorithms.cases import NETS, assert_same, data, experiment
 from torch import Tensor, nn
 
 from fedrecall import config as configs
 from fedrecall import trees
-from fedrecall.algorithms.fedavg import Anchor, Down, FedAvg, Server, Up
+from fedrecall.algorithms.fedavg import Anchor, Down, FedAvg, Memory, Server, Up
+from fedrecall.backends.backend import Job
+from fedrecall.backends.vectorised import Vectorised
 from fedrecall.data.partitions import IID, Partition
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
@@ -74,6 +78,13 @@ def written(self: Any, model: Any, down: Any, memory: Any, data: Any) -> Any:
     for p in down.weights.params.values():
         p.div_(2)
     return Anchor(down.weights)
+
+
+def moved(anchor: Any, batch: Any, model: Any, params: Any) -> Tensor:
+    """A loss with a teacher that follows the student, in place."""
+    for n, p in params.items():
+        anchor.weights.params[n].lerp_(p.detach(), 0.1)
+    return FedAvg().loss(model, params, anchor, batch)
 
 
 WRONG = {
@@ -163,6 +174,58 @@ WRONG = {
         replaced(correct=lambda self, grads, anchor: {n: g.mean(0, keepdim=True) for n, g in grads.items()}),
         r"`correct` returns a gradient of '.*' of shape \[1.*\], and the parameter's is",
     ),
+    "a gradient of what is no parameter": (
+        replaced(correct=lambda self, grads, anchor: {**grads, "fc9.bias": torch.ones(1)}),
+        "`correct` returns a gradient of 'fc9.bias', which is no parameter",
+    ),
+    "no gradient": (
+        replaced(correct=lambda self, grads, anchor: dict.fromkeys(grads)),
+        "`correct` returns nothing as the gradient of '.*': it must be a tensor",
+    ),
+    "a number for a gradient": (
+        replaced(correct=lambda self, grads, anchor: dict.fromkeys(grads, 0.0)),
+        "`correct` returns a float as the gradient of '.*': it must be a tensor",
+    ),
+    "an array for a gradient": (
+        replaced(correct=lambda self, grads, anchor: {n: g.numpy() for n, g in grads.items()}),
+        "`correct` returns a ndarray as the gradient of '.*': it must be a tensor",
+    ),
+    "a loss of the teacher alone": (
+        replaced(
+            loss=lambda self, model, params, anchor, batch: batch.mean(
+                model.frozen(anchor.weights, batch.x).square().sum(1)
+            )
+        ),
+        "`loss` returns a number that does not depend on `params`",
+    ),
+    "arrays for weights": (
+        replaced(
+            aggregate=lambda self, server, ups, cohort: server._replace(
+                weights=Weights(*({n: w[0].numpy() for n, w in part.items()} for part in ups.weights))
+            )
+        ),
+        r"the server's state, which `aggregate` returns, has weights/params/.* = array\(.{,300}\): only ",
+    ),
+    "a part of the model travels down": (
+        replaced(
+            broadcast=lambda self, model, server, auxiliary: Down(
+                server.weights._replace(params=dict(list(server.weights.params.items())[1:]))
+            )
+        ),
+        "what travels down, which `broadcast` returns, has weights without",
+    ),
+    "half precision travels down": (
+        replaced(
+            broadcast=lambda self, model, server, auxiliary: Down(
+                trees.transform(Tensor.half, server.weights)
+            )
+        ),
+        "what travels down, which `broadcast` returns, has '.*' in float16, and the model's is in float64",
+    ),
+    "a part of the model travels along a chain": (
+        replaced(sequential=True, relay=lambda self, down, up: Down(without_first(up.weights))),
+        "what travels down, which `relay` returns, lacks weights/params/",
+    ),
     "no weights for weights": (
         finishing(lambda weights, k: Up(weights.params)),
         "`finish` returns a Up: it must be what the client sends, a named tuple with the field weights",
@@ -190,6 +253,60 @@ WRONG = {
             )
         ),
         "`finish` changes 0/weights/params/.* of what it is given in place",
+    ),
+    "an anchor in steps": (
+        replaced(loss=lambda self, model, params, anchor, batch: moved(anchor, batch, model, params)),
+        r"`loss` or `correct` changes weights/params/.* of its anchor in place",
+    ),
+    "an anchor along the gradient": (
+        replaced(
+            correct=lambda self, grads, anchor: (
+                [anchor.weights.params[n].add_(g) for n, g in grads.items()] and grads
+            )
+        ),
+        r"`loss` or `correct` changes weights/params/.* of its anchor in place",
+    ),
+    "a server's state that is rounded to be sent": (
+        replaced(
+            broadcast=lambda self, model, server, auxiliary: (
+                [p.mul_(64).round_().div_(64) for p in server.weights.params.values()]
+                and Down(server.weights)
+            )
+        ),
+        "`broadcast` changes weights/params/.* of the server's state in place",
+    ),
+    "uploads in place": (
+        replaced(
+            aggregate=lambda self, server, ups, cohort: (
+                [w.mul_(0.5) for w in ups.weights.params.values()]
+                and server._replace(weights=cohort.mean(ups.weights))
+            )
+        ),
+        "`aggregate` changes weights/params/.* of the uploads in place",
+    ),
+    "a server's state that a report looks at": (
+        replaced(
+            report=lambda self, server: {
+                "norm": float(sum(p.abs_().sum() for p in server.weights.params.values()))
+            }
+        ),
+        "`report` changes weights/params/.* of the server's state in place",
+    ),
+    "shares that do not sum to one": (
+        replaced(
+            aggregate=lambda self, server, ups, cohort: server._replace(
+                weights=cohort.mean(ups.weights, [2.0] * len(cohort.clients))
+            )
+        ),
+        r"cohort\.mean is given shares that sum to 6 and not to one: .*cohort\.sum",
+    ),
+    "fewer shares than uploads": (
+        replaced(
+            aggregate=lambda self, server, ups, cohort: server._replace(
+                weights=cohort.mean(ups.weights, [0.5, 0.5])
+            )
+        ),
+        "aggregate weighs 3 uploads with 2 numbers: give one for each",
     ),
     "a memory in place": (
         replaced(
@@ -251,9 +368,89 @@ def test_a_hook_that_returns_something_else_is_named_in_a_sentence(what, monkeyp
         played(algorithm, monkeypatch, rounds=2)
 
 
-def test_a_report_may_give_tensors_of_one_number(monkeypatch):
-    told = replaced(report=lambda self, server: {"step": torch.tensor(0.5)})
-    assert played(told, monkeypatch).history[-1]["step"] == 0.5
+@pytest.mark.parametrize(
+    ("one", "recorded"),
+    [
+        (torch.tensor(0.5), 0.5),
+        (torch.ones(1, 1), 1),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (np.ones(1), 1),
+        (True, True),
+        (float("nan"), None),
+        (torch.tensor(float("inf")), None),
+    ],
+)
+def test_a_report_may_give_a_number_of_any_kind(one, recorded, monkeypatch):
+    record = played(replaced(report=lambda self, server: {"step": one}), monkeypatch).history[-1]
+    assert record["step"] == recorded
+    json.dumps(record, allow_nan=False)
+
+
+def test_what_a_measure_cannot_say_is_nothing_in_the_record(tmp_path):
+    file = tmp_path / "measure.py"
+    file.write_text(
+        "from dataclasses import dataclass\n\nfrom fedrecall.measures.moment import Measure\n\n\n"
+        "@dataclass(frozen=True)\nclass Unsaid(Measure):\n    def __call__(self, moment):\n"
+        "        return {'x': float('nan'), 'each': [1.0, float('-inf')]}\n"
+    )
+    (record,) = experiment("fedavg", measures=[f"{file}:Unsaid"], rounds=1).run().history
+    assert record["measures"][f"{file}:Unsaid"] == {"x": None, "each": [1.0, None]}
+    json.dumps(record, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "said"),
+    [
+        ({"start": lambda self, weights: None}, "`start` returns nothing: it must be the server's state"),
+        ({"equip": lambda self, module: None}, "`equip` returns None: it must be the network"),
+        (
+            {"start": lambda self, weights: Server(without_first(weights))},
+            "the server's state, which `start` returns, has weights without",
+        ),
+    ],
+)
+def test_what_makes_a_run_is_checked_where_it_is_made(hooks, said, monkeypatch):
+    made = replaced(**hooks)
+    for name, hook in hooks.items():
+        monkeypatch.setattr(FedAvg, name, getattr(made, name) if hook else None)
+    with pytest.raises(UserError, match=said):
+        experiment("fedavg")
+
+
+def nodes(tensor: Tensor) -> int:
+    """Of the graph behind a tensor."""
+    seen, left = set[Any](), [tensor.grad_fn]
+    while left:
+        if (node := left.pop()) is not None and node not in seen:
+            seen.add(node)
+            left += [n for n, _ in node.next_functions]
+    return len(seen)
+
+
+def test_no_graph_is_kept_from_round_to_round(monkeypatch):
+    """Clients that tune once more and forget to detach; a server that averages over rounds."""
+
+    def finish(self: Any, model: Any, weights: Any, anchor: Any, memory: Any, data: Any, sgd: Any) -> Any:
+        params = {n: p.clone().requires_grad_() * 0.9 for n, p in weights.params.items()}
+        return Up(weights._replace(params=params)), Kept(params["fc.bias"])
+
+    algorithm = replaced(
+        start=lambda self, weights: Rounds(weights, weights),
+        remember=lambda self, weights: Kept(weights.params["fc.bias"].clone().requires_grad_() * 1),
+        finish=finish,
+        aggregate=lambda self, server, ups, cohort: Rounds(
+            mean := cohort.mean(ups.weights), trees.transform(lambda a, b: a + b, server.round, mean)
+        ),
+    )
+    made = experiment("fedavg", rounds=3)
+    monkeypatch.setattr(made, "algorithm", algorithm())
+    made.server = made.algorithm.start(made.model.initial())
+    made.memories.template = made.algorithm.remember(made.model.initial())
+    made.run()
+    kept = [t for _, t in trees.leaves((made.server, tuple(made.memories.get(k) for k in range(6))))]
+    assert [nodes(t) for t in kept] == [0] * len(kept)
+    assert not any(t.requires_grad for t in kept)
 
 
 def test_on_the_vectorised_backend_too(monkeypatch):
@@ -264,6 +461,21 @@ def test_on_the_vectorised_backend_too(monkeypatch):
     for what in ("a loss for each example", "a gradient that is left out"):
         with pytest.raises(UserError, match=WRONG[what][1]):
             played(WRONG[what][0], monkeypatch, backend="vectorised")
+    for what in ("an anchor in steps", "an anchor along the gradient"):  # there PyTorch refuses
+        with pytest.raises(UserError, match="a change in place of what it is given"):
+            played(WRONG[what][0], monkeypatch, backend="vectorised")
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+def test_what_a_client_holds_for_itself_may_not_change_in_its_steps_either(backend, norm, monkeypatch):
+    """Stacked it is a view of the stack, or with batch norm a copy for each step, which forgets."""
+    counting = replaced(
+        prepare=lambda self, model, down, memory, data: WithNumber(down.weights, torch.zeros(())),
+        correct=lambda self, grads, anchor: anchor.number.add_(1) is not None and grads,
+    )
+    with pytest.raises(UserError, match="`loss` or `correct` changes number of its anchor in place"):
+        played(counting, monkeypatch, backend=backend, model=f"{NETS}:norm={norm}")
 
 
 def noise(where: str) -> type[FedAvg]:
@@ -374,15 +586,113 @@ def test_steps_that_draw_are_refused_where_clients_are_stacked(monkeypatch):
         played(noise("loss"), monkeypatch, backend="vectorised")
 
 
-def test_a_loss_that_counts_what_batches_are_filled_with_is_refused(monkeypatch):
-    plain = replaced(
-        loss=lambda self, model, params, anchor, batch: nn.functional.cross_entropy(
-            model(params, batch.x), batch.y
-        )
+def cross_entropies(model: Any, params: Any, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(params, batch.x), batch.y, reduction="none")
+
+
+def own_loss(term: Any, **hooks: Any) -> type[FedAvg]:
+    """FedAvg whose loss is this function of student, params, anchor and batch."""
+    return replaced(
+        loss=lambda self, model, params, anchor, batch: term(model, params, anchor, batch), **hooks
     )
-    played(plain, monkeypatch)  # one after another no batch is filled up
+
+
+def teaching(model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
+    student, teacher = model(params, batch.x), model.frozen(anchor.weights, batch.x)
+    kd = nn.functional.kl_div(student.log_softmax(-1), teacher.softmax(-1), reduction="batchmean")
+    return batch.mean(nn.functional.cross_entropy(student, batch.y, reduction="none")) + kd
+
+
+def rarely(model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
+    weight = 1.0 / (1 + batch.y)
+    return batch.mean(weight / weight.mean() * cross_entropies(model, params, batch))
+
+
+COUNTS_FILLERS = {
+    "a plain mean": own_loss(lambda m, p, a, batch: cross_entropies(m, p, batch).mean()),
+    "a term that is nothing at the first step": own_loss(teaching),
+    "weights that only labels say": own_loss(rarely),
+    "the size of the batch": own_loss(
+        lambda m, p, a, batch: batch.mean(cross_entropies(m, p, batch)) * len(batch.y) / 16
+    ),
+    "a term of a later round": own_loss(
+        lambda m, p, anchor, batch: (
+            batch.mean(cross_entropies(m, p, batch)) + anchor.number * m(p, batch.x).square().mean()
+        ),
+        start=lambda self, weights: WithNumber(weights, torch.tensor(0.0)),
+        broadcast=lambda self, model, server, auxiliary: server,
+        prepare=lambda self, model, down, memory, data: down,
+        aggregate=lambda self, server, ups, cohort: WithNumber(cohort.mean(ups.weights), server.number + 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", COUNTS_FILLERS)
+def test_a_loss_that_counts_what_batches_are_filled_with_is_refused(what, monkeypatch):
+    played(COUNTS_FILLERS[what], monkeypatch, rounds=2)  # one after another no batch is filled up
+    if what == "a term of a later round":
+        played(COUNTS_FILLERS[what], monkeypatch, backend="vectorised", rounds=1)
     with pytest.raises(UserError, match=r"`loss` counts what a small batch is filled up with.*batch\.mean"):
-        played(plain, monkeypatch, backend="vectorised")
+        played(COUNTS_FILLERS[what], monkeypatch, backend="vectorised", rounds=2)
+
+
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (lambda own: own.exp(), r"shape \[\d+, 4\]"),
+        (lambda own: -own[:, :1], r"shape \[\d+, 1\]"),
+        (lambda own: -own.mean(), r"shape \[\]"),
+        (lambda own: 3.0, "a float"),
+    ],
+)
+def test_a_mean_of_several_numbers_an_example_is_refused(values, found, backend, monkeypatch):
+    loss = own_loss(lambda m, p, a, batch: batch.mean(values(m(p, batch.x).log_softmax(1))))
+    with pytest.raises(UserError, match=rf"batch\.mean is given {found}, and takes one number an example"):
+        played(loss, monkeypatch, backend=backend)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_so_is_one_that_knows_single_precision_alone(right, monkeypatch):
+    def fixed(model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
+        turned = model(params, batch.x) @ torch.eye(4)  # of no type but this one
+        each = nn.functional.cross_entropy(turned, batch.y, reduction="none")
+        return batch.mean(each) if right else each.mean()
+
+    with contextlib.nullcontext() if right else pytest.raises(UserError, match="counts what a small batch"):
+        played(own_loss(fixed), monkeypatch, backend="vectorised", precision="float32")
+
+
+def test_one_client_tells_of_all_of_them(monkeypatch):
+    """Also where it has one example, its label's weight is the mean, and a filler is that example."""
+    work = experiment("fedavg", sample=6, backend="vectorised").work
+    parts = [part[: 1 if k == 0 else 17 + k] for k, part in enumerate(work.federation.parts)]
+    work = replace(work, federation=replace(work.federation, parts=parts))
+    down = Down(work.model.initial())
+    jobs = [Job(k, k, 1, down, Memory()) for k in range(6)]
+    list(Vectorised(work).map(jobs))
+    with pytest.raises(UserError, match="counts what a small batch"):
+        list(Vectorised(replace(work, algorithm=own_loss(rarely)())).map(jobs))
+
+
+def apart(model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
+    """Cross-entropy, and that a batch's logits be apart from their own mean, with batch.mask."""
+    logits = model(params, batch.x)
+    mask = torch.ones_like(batch.y, dtype=torch.bool) if batch.mask is None else batch.mask
+    mean = torch.where(mask[:, None], logits, 0.0).sum(0) / mask.sum()
+    own = nn.functional.cross_entropy(logits, batch.y, reduction="none")
+    return batch.mean(own + (logits - mean).square().sum(1))
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
+def test_a_loss_that_leaves_out_what_batches_are_filled_with_is_not_refused(precision, monkeypatch):
+    settings = {"precision": precision, "rounds": 2, "augmentation": "flip+cutout:2"}
+    alone, stacked = (
+        played(own_loss(apart), monkeypatch, backend=b, **settings) for b in ("serial", "vectorised")
+    )
+    assert_same(
+        stacked.weights, alone.weights, {"float64": 1e-12, "float32": 1e-4, "bfloat16": 0.1}[precision]
+    )
 
 
 def test_two_passes_of_one_step_drop_other_units():
@@ -467,7 +777,7 @@ def test_a_server_that_looks_at_single_uploads_is_found_out_whatever_they_are():
         moved = {n: w - server.weights.params[n] for n, w in ups.weights.params.items()}
         length = sum(m.flatten(1).square().sum(1) for m in moved.values()).sqrt()
         shares = [s * min(1.0, 100 / max(float(a), 1e-9)) for s, a in zip(cohort.shares, length, strict=True)]
-        mean = cohort.mean(moved, shares)
+        mean = cohort.sum(moved, shares)
         params = {n: w + mean[n] for n, w in server.weights.params.items()}
         return server._replace(weights=server.weights._replace(params=params))
 

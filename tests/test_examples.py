@@ -59,6 +59,12 @@ def test_an_algorithm_from_a_file_of_ones_own_on_the_command_line(monkeypatch, t
     assert exit_.value.code in (0, None)
 
 
+def test_layers_that_a_network_does_not_have_are_told():
+    algorithm = f"{EXAMPLES / 'fedper.py'}:FedPer:keep=fc9."
+    with pytest.raises(fedrecall.UserError, match=r"no layer's name begins with 'fc9\.': .*fc2\.bias"):
+        fedrecall.run(algorithm=algorithm, dataset="digits", clients=4, model="mlp:16")
+
+
 @pytest.mark.parametrize("backend", ["serial", "processes", "vectorised"])
 def test_layers_that_stay_with_clients(backend, tmp_path):
     algorithm = f"{EXAMPLES / 'fedper.py'}:FedPer"
@@ -87,7 +93,7 @@ def test_layers_that_stay_with_clients(backend, tmp_path):
     shared, own = dict(first), {k: {n: p for n, p in first.items() if n.startswith("fc2.")} for k in range(4)}
     recipe = done.config.training
     for number in (1, 2):
-        made, sizes = {}, {}
+        made, sizes, had = {}, {}, {k: {**shared, **own[k]} for k in range(4)}
         for k in range(4):
             data = federation.client(k)
             params = {n: p.clone().requires_grad_() for n, p in {**shared, **own[k]}.items()}
@@ -109,6 +115,8 @@ def test_layers_that_stay_with_clients(backend, tmp_path):
     for k, share in zip(told["clients"], told["train"], strict=True):
         mine = Weights({**made[k]}, {})
         assert share == accuracy(evaluate(model, mine, federation.client(k)).confusion)
+    for k, share in zip(told["clients"], told["train_before"], strict=True):  # with the head that it had
+        assert share == accuracy(evaluate(model, Weights(had[k], {}), federation.client(k)).confusion)
 
 
 def distance(algorithm, **settings):

@@ -1,5 +1,6 @@
 """Names and values from outside become checked instances, or one sentence that helps."""
 
+import contextlib
 import math
 import sys
 import warnings
@@ -10,6 +11,7 @@ import pytest
 
 from fedrecall import specs
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.measures import MEASURES
 from fedrecall.specs import Range, Registry
@@ -453,6 +455,82 @@ def test_a_hook_that_is_nearly_one_is_told_once(tmp_path):
         ALGORITHMS.make(f"{tmp_path}/slips.py:Helpers")
         for name in ALGORITHMS:
             ALGORITHMS.make(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("aggregation", "aggregate"),
+        ("personalise", "personal"),
+        ("preparation", "prepare"),
+        ("broadcasting", "broadcast"),
+    ],
+)
+def test_so_is_one_that_begins_as_a_hook(name, meant, tmp_path):
+    text = "from dataclasses import dataclass\nfrom fedrecall import FedAvg\n\n@dataclass(frozen=True)\n"
+    text += f"class Own(FedAvg):\n    {name} = 3\n    prepare_images = 4\n"
+    (tmp_path / "own.py").write_text(text)
+    with pytest.warns(RuntimeWarning) as told:
+        ALGORITHMS.make(f"{tmp_path}/own.py:Own")
+    (said,) = (str(w.message) for w in told)
+    assert said.endswith(f"has {name!r}, which nobody asks it for: did you mean {meant!r}?")
+
+
+CALLED = """
+from dataclasses import dataclass
+from fedrecall import FedAvg
+from fedrecall.data.partitions import Partition
+
+@dataclass(frozen=True)
+class {0}({1}):
+    {2}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "base", "line", "said"),
+    [
+        (
+            "algorithm",
+            "FedAvg",
+            "name: str = 'x'",
+            "its field 'name' is what it is called by: name it otherwise",
+        ),
+        (
+            "algorithm",
+            "FedAvg",
+            "personal: str = 'fc2.'",
+            "its field 'personal' takes the place of the hook personal: name it otherwise",
+        ),
+        (
+            "algorithm",
+            "FedAvg",
+            "def finish(self, model, weights, anchor, memory, data): pass",
+            r"its finish\(self, model, weights, anchor, memory, data\) is called as "
+            r"finish\(self, model, weights, anchor, memory, data, sgd\): too many positional arguments",
+        ),
+        (
+            "algorithm",
+            "FedAvg",
+            "def loss(self, model, params, anchor, batch, tau): pass",
+            r"its loss\(.*, tau\) is called as loss\(.*\): missing a required argument: 'tau'",
+        ),
+        (
+            "partition",
+            "Partition",
+            "def owners(self, labels): pass",
+            r"its owners\(self, labels\) is called as owners\(self, labels, clients, rng\)",
+        ),
+        ("algorithm", "FedAvg", "relay = staticmethod(lambda down, up, more=1: down)", ""),
+        ("algorithm", "FedAvg", "def relay(self, *given): pass", ""),
+        ("algorithm", "FedAvg", "secret: bool = False", ""),
+    ],
+)
+def test_a_class_that_could_not_be_called_is_refused(kind, base, line, said, tmp_path):
+    (tmp_path / "own.py").write_text(CALLED.format("Own", base, line))
+    registry = {"algorithm": ALGORITHMS, "partition": PARTITIONS}[kind]
+    with pytest.raises(UserError, match=said) if said else contextlib.nullcontext():
+        registry.make(f"{tmp_path}/own.py:Own")
 
 
 def test_a_class_that_lacks_what_its_kind_must_do_is_a_sentence(tmp_path):

@@ -3,7 +3,7 @@
 import os
 import signal
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from tests.algorithms.cases import NETS, assert_same, experiment
 
 from fedrecall import config as configs
 from fedrecall import trees
+from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.backends import vectorised
 from fedrecall.backends.backend import Job
 from fedrecall.backends.vectorised import Vectorised
@@ -259,6 +260,21 @@ def test_recorded_trainings_of_one_wave_do_not_take_one_anothers_place(monkeypat
     runs = [{"algorithm": "fedavg", "partition": "iid", "training": {"lr": lr}} for lr in (0.01, 0.1)]
     for run, result in zip(runs, run_together(together(runs)), strict=True):
         assert_same(result.weights, experiment(**run).run().weights, 1e-12)
+
+
+def test_a_recorded_training_that_counts_what_batches_are_filled_with_is_refused(monkeypatch: Any):
+    @dataclass(frozen=True)
+    class Plain(FedAvg):
+        def loss(self, model: Any, params: Any, anchor: Any, batch: Any) -> Any:
+            return torch.nn.functional.cross_entropy(model(params, batch.x), batch.y)
+
+    monkeypatch.setattr(vectorised, "Recorded", Replayed)
+    work = experiment(algorithm="fedavg", sample=6).work
+    down = work.algorithm.broadcast(work.model, work.algorithm.start(work.model.initial()), None)
+    backend = Vectorised(replace(work, algorithm=Plain()))
+    backend.options = vectorised.Options(graph=True)
+    with pytest.raises(UserError, match="counts what a small batch"):
+        list(backend.map([Job(0, client, 1, down, None) for client in range(6)]))
 
 
 def test_recorded_trainings_of_chunks_that_were_too_large_are_freed(monkeypatch: pytest.MonkeyPatch):

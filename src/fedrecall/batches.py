@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedrecall.errors import UserError
+
 
 class Batch(NamedTuple):
     """Examples for one step."""
@@ -17,6 +19,14 @@ class Batch(NamedTuple):
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over the examples of ``values`` ([B], one number an example)."""
+        if getattr(values, "shape", None) != self.y.shape:
+            found = (
+                f"shape {list(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+            )
+            raise UserError(
+                f"batch.mean is given {found}, and takes one number an example, {list(self.y.shape)}: "
+                "sum or average each example's own numbers first, as with .sum(1), .mean(1) or [:, 0]."
+            )
         if self.mask is None:
             return values.mean()
         zero = torch.zeros((), dtype=values.dtype, device=values.device)

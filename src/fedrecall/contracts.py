@@ -6,13 +6,14 @@ without a word, or lost when the run is resumed, does not get further than that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
-from fedrecall import trees
+from fedrecall import specs, trees
 from fedrecall.errors import UserError
 from fedrecall.models.model import Structure
 
@@ -21,7 +22,7 @@ def carries(tree: Any, hook: str, what: str) -> None:
     """Raise UserError if the tree has values that no message, file or stack of clients would carry."""
     for path, value in trees.others(tree):
         found = f"has {path} =" if path else "is"
-        shown = "a list" if isinstance(value, list) else repr(value)
+        shown = "a list" if isinstance(value, list) else " ".join(specs.shown(value).split())
         raise UserError(
             f"{what}, which `{hook}` returns, {found} {shown}: only tensors in (named) tuples and dicts "
             "travel and are kept, so make it a tensor."
@@ -106,13 +107,30 @@ def scalar(loss: Any) -> Tensor:
     return loss
 
 
+def objective(loss: Any) -> Tensor:
+    """The loss that a gradient is to be taken of, or UserError."""
+    if not scalar(loss).requires_grad:
+        raise UserError(
+            "`loss` returns a number that does not depend on `params`, so there is nothing to learn from: "
+            "compute it from what model(params, batch.x) gives, not from model.frozen or .detach()."
+        )
+    return loss  # type: ignore[no-any-return]
+
+
 def gradients(grads: Any, params: dict[str, Tensor]) -> dict[str, Tensor]:
     """The gradients, or UserError."""
     if not isinstance(grads, dict) or grads.keys() != params.keys():
         lacking = sorted(params.keys() - grads.keys()) if isinstance(grads, dict) else []
+        more = sorted(map(str, grads.keys() - params.keys())) if isinstance(grads, dict) else []
         found = f"no gradient of {lacking[0]!r}" if lacking else _kind(grads)
+        found = f"a gradient of {more[0]!r}, which is no parameter" if more and not lacking else found
         raise UserError(f"`correct` returns {found}: it must be a dict with the gradient of each parameter.")
     for name, p in params.items():
+        if not isinstance(grads[name], Tensor):
+            raise UserError(
+                f"`correct` returns {_kind(grads[name])} as the gradient of {name!r}: it must be a tensor "
+                "(torch.zeros_like of the gradient where it shall be nothing)."
+            )
         if grads[name].shape != p.shape:
             raise UserError(
                 f"`correct` returns a gradient of {name!r} of shape {list(grads[name].shape)}, and the "
@@ -134,17 +152,34 @@ def order(arranged: Any, sampled: Sequence[int]) -> list[int]:
     return found
 
 
-def numbers(told: Any, taken: Container[str], hook: str = "report") -> dict[str, float]:
-    """What a hook tells of the server's state as plain numbers by name, or UserError."""
+def numbers(told: Any, taken: Container[str], hook: str = "report") -> dict[str, float | None]:
+    """What a hook tells of the server's state as plain numbers by name, or UserError.
+
+    NaN and infinity become nothing: JSON has no word for them.
+    """
     if not isinstance(told, Mapping):
         raise UserError(f"`{hook}` returns {_kind(told)}: it must be a dict of numbers by name.")
     for name, value in told.items():
-        one = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
-        if not one:
+        # numpy's numbers, too, and arrays and tensors of one.
+        if not (isinstance(value, (int, float)) or getattr(value, "size", None) == 1 or _single(value)):
             raise UserError(f"`{hook}` returns {name!r} = {_kind(value)}: it must be a number.")
         if name in taken:
             raise UserError(f"`{hook}` returns {name!r}, which every record has already: name it otherwise.")
-    return {str(n): v if isinstance(v, (int, float)) else v.item() for n, v in told.items()}
+    plain = {str(n): v.item() if hasattr(v, "item") else v for n, v in told.items()}
+    return finite(plain)  # type: ignore[no-any-return]
+
+
+def finite(found: Any) -> Any:
+    """What a record is to hold, with None for every NaN and infinity: strict readers of JSON know neither."""
+    if isinstance(found, Mapping):
+        return {name: finite(value) for name, value in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [finite(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
+
+
+IN_STEPS = "loss` or `correct", "its anchor"
+"""Which hooks steps call, and what they are given besides what changes, for `untouched`."""
 
 
 @contextmanager
@@ -155,7 +190,7 @@ def untouched(tree: Any, hook: str, what: str) -> Iterator[None]:
     now = trees.arrays(tree)
     for name, tensor, version in before:
         if now.get(name) is not tensor or (version is not None and tensor._version != version):
-            raise UserError(f"`{hook}` changes {name} of {what} in place: return new tensors instead.")
+            raise UserError(f"`{hook}` changes {name} of {what} in place: make new tensors instead.")
 
 
 def unchanged(before: Structure, after: Structure) -> None:
@@ -166,6 +201,10 @@ def unchanged(before: Structure, after: Structure) -> None:
                 f"the network's forward changes its buffer {name!r}, which is registered with "
                 "persistent=False: what one client trains would reach the next. Register it as persistent."
             )
+
+
+def _single(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1
 
 
 def _short(tensor: Tensor) -> str:

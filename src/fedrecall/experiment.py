@@ -167,12 +167,14 @@ class Experiment:
         self.model = make_model(config, self.federation.dataset, self.algorithm)
         weights = self.model.initial()
         with streams.seeded(secrets.randbits(63) if self.algorithm.secret else config.seed, "start"):
-            self.server = self.algorithm.start(weights)
+            self.server = trees.without_graph(self.algorithm.start(weights))
             memory = self.algorithm.remember(weights)  # for its form: clients draw their own
         self.measures = {MEASURES.parse(spec)[0]: MEASURES.make(spec) for spec in config.measures}
         for measure in self.measures.values():
             measure.check(self.federation)
+        contracts.weighted(self.server, "start", "the server's state")
         _check_kept(self.server, "the server's state")
+        contracts.full(self.server.weights, weights, "start", "the server's state")
         _check_kept(memory, "a client's memory")
         shape, classes = self.federation.dataset.shape, self.federation.dataset.classes
         self.memory_bytes = trees.size_in_bytes(payloads.kept(self.algorithm, self.model, shape, classes))
@@ -384,6 +386,7 @@ class Experiment:
                 played.visits,
                 evaluation,
                 self.algorithm,
+                played.memories,
             )
             for name, measure in self.measures.items():
                 if number % measure.every == 0 or number == config.rounds:
@@ -497,7 +500,9 @@ class Experiment:
         if evaluation.by_client:
             found["sites"] = by_client(evaluation.by_client)
         taken = {*record, *found, "sites", "untested", "off_grid", "measures"}
-        return found | missing | contracts.numbers(self.algorithm.report(self.server), taken)
+        with contracts.untouched(self.server, "report", "the server's state"):
+            told = self.algorithm.report(self.server)
+        return found | missing | contracts.numbers(told, taken)
 
     def _tell_untested(self, evaluation: Evaluation) -> None:
         """Warn once of classes that the test split has no example of."""
@@ -706,7 +711,9 @@ def _check_kept(tree: Any, what: str) -> None:
     """Refuse what a checkpoint would silently leave out, so that a run resumed is another one."""
     for path, value in trees.others(tree):
         found = f"has {path} =" if path else "is"
-        raise UserError(f"{what} {found} {value!r}, which no checkpoint would hold: make it a tensor.")
+        raise UserError(
+            f"{what} {found} {specs.shown(value)}, which no checkpoint would hold: make it a tensor."
+        )
 
 
 def _plain(name: str, found: Any) -> Any:
@@ -718,7 +725,7 @@ def _plain(name: str, found: Any) -> Any:
             f"the measure {name} returns what no record can hold ({error}): return numbers, texts, and lists "
             "and dicts of them, of tensors and arrays their .tolist()."
         ) from error
-    return found
+    return contracts.finite(found)
 
 
 def auxiliary_per_class(config: Config, algorithm: FedAvg) -> int:
@@ -877,6 +884,11 @@ def make_model(config: Config, dataset: Examples, algorithm: FedAvg) -> Model:
     """The config's network with the initial weights that its seed gives."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(streams.key(config.seed, "model"))
-        module = algorithm.equip(build(config.model, dataset.shape, dataset.classes))
+        module: Any = algorithm.equip(build(config.model, dataset.shape, dataset.classes))
+    if not isinstance(module, torch.nn.Module):
+        raise UserError(
+            f"`equip` returns {specs.shown(module)}: it must be the network that it was given, with what the "
+            "algorithm adds to it."
+        )
     module = module.to(device_of(config), DTYPES[config.precision])
     return Model(module, compute=torch.bfloat16 if config.precision == "bfloat16" else None)

@@ -336,7 +336,7 @@ class Private(FedAvg):
         before = server.weights.params
         # Shortened once more, so that the bound holds whatever a client sends.
         moved = {n: w - before[n] for n, w in ups.weights.params.items()}  # [clients, ...]
-        total = cohort.mean(moved, self._scales(moved).tolist())
+        total = cohort.sum(moved, self._scales(moved).tolist())
         number = int(server.round) + 1
         if self.noise:
             drawn = self._noise(int(server.key), number, total)

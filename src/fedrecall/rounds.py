@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from fedrecall import contracts, streams, trees
-from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.algorithms.hooks import Cohort
 from fedrecall.backends.backend import Backend, Job
 from fedrecall.data.client import ClientData
@@ -30,6 +30,8 @@ class Round(NamedTuple):
     bytes_down: int
     """Bytes the server and, in chains, other clients sent to clients."""
     bytes_up: int
+    memories: list[Any]
+    """What each of them remembered before, if it trains another model than what it is sent; else nothing."""
 
 
 def sample(population: int, count: int, seed: int | None, round_number: int) -> list[int]:
@@ -109,12 +111,14 @@ def walk(
     with chance("arrange"):
         order = contracts.order(algorithm.arrange(sampled, round_number), sampled)
     chains = [[int(k) for k in part] for part in np.array_split(order, chain_count)]
-    with chance("broadcast"):
-        down = algorithm.broadcast(model, server, auxiliary)
+    with chance("broadcast"), contracts.untouched(server, "broadcast", "the server's state"):
+        down = trees.without_graph(algorithm.broadcast(model, server, auxiliary))
     contracts.weighted(down, "broadcast", "what travels down")
     contracts.carries(down, "broadcast", "what travels down")
+    contracts.full(down.weights, server.weights, "broadcast", "what travels down")
     downs = [down] * len(chains)
     visits: list[list[Visit]] = [[] for _ in chains]
+    before: list[list[Any]] = [[] for _ in chains]
     bytes_down = bytes_up = 0
     for link in range(max(map(len, chains))):
         jobs = []
@@ -130,6 +134,7 @@ def walk(
                 contracts.full(made.up.weights, down.weights, "finish", "an upload")
             visit = _with_constants(model, made, job.down)
             visits[job.chain].append(visit)
+            before[job.chain] += [job.memory] if keeps_own(algorithm) else []
             if visit.failure is None:
                 bytes_up += trees.size_in_bytes(visit.up)
                 memories.put(visit.client, visit.memory)
@@ -138,15 +143,17 @@ def walk(
                         downs[job.chain] = _relayed(algorithm, job.down, visit.up)
     with chance("aggregate"):
         server = combine(algorithm, server, visits, population)
-    return Round(server, chains, [v for row in visits for v in row], bytes_down, bytes_up)
+    kept = [memory for row in before for memory in row]
+    return Round(server, chains, [v for row in visits for v in row], bytes_down, bytes_up, kept)
 
 
 def _relayed(algorithm: FedAvg, down: Any, up: Any) -> Any:
     """What the next client of a chain is given."""
     with contracts.untouched((down, up), "relay", "what it is given"):
-        made = algorithm.relay(down, up)
+        made = trees.without_graph(algorithm.relay(down, up))
     contracts.weighted(made, "relay", "what travels down")
     contracts.alike(made, down, "relay", "what travels down", "broadcast")
+    contracts.full(made.weights, down.weights, "relay", "what travels down")
     return made
 
 
@@ -183,8 +190,10 @@ def combine(algorithm: FedAvg, server: Any, visits: Sequence[Sequence[Visit]], p
     )
     ups = [v.up for _, _, v, _ in kept]
     contracts.one_form(ups)
-    with contracts.untouched(server, "aggregate", "the server's state"):
-        made = algorithm.aggregate(server, trees.stack(ups, copy=False), cohort)
+    stacked = trees.stack(ups, copy=False)  # which may be the uploads themselves
+    given = contracts.untouched(server, "aggregate", "the server's state")
+    with given, contracts.untouched(stacked, "aggregate", "the uploads"):
+        made = trees.without_graph(algorithm.aggregate(server, stacked, cohort))
     contracts.weighted(made, "aggregate", "the server's state")
     if not trees.finite(made):
         raise Diverged("what the round's uploads make holds NaN or Inf.")

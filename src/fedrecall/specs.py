@@ -351,6 +351,7 @@ class Registry:
         if self.base is not None and not issubclass(found, _load(self.base, self.kind)):
             raise UserError(f"{self.kind} {name} does not derive from {self.base.replace(':', '.')}.")
         if self.base is not None:
+            _check_hooks(f"{self.kind} {name}", found, _load(self.base, self.kind))
             _tell_misspelt(self.kind, found)
         if target.startswith("fedrecall."):  # of others the file may change
             self._known[target] = found
@@ -524,9 +525,36 @@ def _load(target: str, kind: str) -> type:
         elif held:
             why = f"; {nearest(attribute, held)}"
         raise UserError(f"{kind} {target!r}: {place} has no dataclass {attribute!r}{why}")
+    if "name" in (f.name for f in dataclasses.fields(found)):
+        raise UserError(f"{kind} {target!r}: its field 'name' is what it is called by: name it otherwise.")
     if unheard := _unheard(found):
         raise UserError(f"{kind} {target!r}: its {', '.join(unheard)} would be no settings: {mend}")
     return found
+
+
+def _check_hooks(what: str, cls: type, base: type) -> None:
+    """Raise UserError if a class replaces what its base calls by what cannot be called so."""
+    settings = {f.name for f in dataclasses.fields(cls)}
+    for name, hook in vars(base).items():
+        if name.startswith("_") or not inspect.isfunction(hook):
+            continue
+        if name in settings:
+            raise UserError(
+                f"{what}: its field {name!r} takes the place of the hook {name}: name it otherwise."
+            )
+        own = inspect.getattr_static(cls, name)
+        names = [*inspect.signature(hook).parameters]
+        if isinstance(own, staticmethod):
+            own, names = own.__func__, names[1:]
+        if not inspect.isfunction(own):
+            continue
+        try:
+            inspect.signature(own).bind(*names)
+        except TypeError as error:
+            given = ", ".join(names)
+            raise UserError(
+                f"{what}: its {name}{inspect.signature(own)} is called as {name}({given}): {error}."
+            ) from error
 
 
 @cache  # to tell it once
@@ -537,12 +565,18 @@ def _tell_misspelt(kind: str, cls: type) -> None:
         ours = part is object or part.__module__.startswith("fedrecall.")
         (known if ours else own).update(n for n in vars(part) if not n.startswith("_"))
     for name in sorted(own - known):
-        if meant := [n for n in difflib.get_close_matches(name, known, cutoff=ALIKE) if n not in own]:
+        near = [*difflib.get_close_matches(name, known, cutoff=ALIKE), *_begun_alike(name, known)]
+        if meant := [n for n in near if n not in own]:
             warnings.warn(
                 f"{kind} {cls.__name__} has {name!r}, which nobody asks it for: did you mean {meant[0]!r}?",
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _begun_alike(name: str, known: set[str]) -> list[str]:
+    """Of one word what begins as another one: aggregation, aggregate."""
+    return [] if "_" in name else sorted(n for n in known if len(n) >= 5 and n[:5] == name[:5])
 
 
 @cache

@@ -124,7 +124,8 @@ def visit(
     )
     batches = data.training_batches(begun.draws, recipe.batch_size)
     key = begun.draws.key.to(data.y.device)
-    with streams.seeded(begun.chance, "steps"):
+    given = contracts.untouched(begun.anchor, *contracts.IN_STEPS)
+    with given, streams.seeded(begun.chance, "steps"):
         state, losses = train(stepper(algorithm, model, begun.sgd), begun.state, begun.anchor, batches, key)
     return end(algorithm, model, begun, state, losses, round_number)
 
@@ -169,7 +170,7 @@ def hooks_chance(algorithm: FedAvg, seed: int, round_number: int, client: int) -
 def first_memory(algorithm: FedAvg, down: Any, chance: int) -> Any:
     """What a client has in mind at its first visit."""
     with contracts.untouched(down, "remember", "what arrives"), streams.seeded(chance, "remember"):
-        return algorithm.remember(down.weights)
+        return trees.without_graph(algorithm.remember(down.weights))
 
 
 def train(
@@ -212,7 +213,7 @@ def end(
     given = contracts.untouched((begun.anchor, begun.memory), "finish", "what it is given")
     with given, streams.seeded(begun.chance, "finish"):
         made = algorithm.finish(model, weights, begun.anchor, begun.memory, data, sgd)
-    up, memory = contracts.pair(made)
+    up, memory = trees.without_graph(contracts.pair(made))
     for what, tree in (("the upload", up), ("what the client would remember", memory)):
         if not trees.finite(tree):
             return refused(sgd.steps, f"{what} holds NaN or Inf")
@@ -233,7 +234,7 @@ def stepper(algorithm: FedAvg, model: Model, sgd: Sgd) -> Step:
             p.requires_grad_(True)
         student = model.student(state.buffers, key)
         with torch.enable_grad():
-            loss = contracts.scalar(algorithm.loss(student, state.params, anchor, batch))
+            loss = contracts.objective(algorithm.loss(student, state.params, anchor, batch))
             found = torch.autograd.grad(loss, list(state.params.values()), materialize_grads=True)
         with torch.no_grad():
             for p in state.params.values():

@@ -108,6 +108,11 @@ def detached(tree: Tree) -> Tree:
     return transform(lambda t: t.detach().clone(), tree)
 
 
+def without_graph(tree: Tree) -> Tree:
+    """The same tensors without what they were computed from, which would be kept as long as they are."""
+    return transform(Tensor.detach, tree) if any(t.requires_grad for _, t in leaves(tree)) else tree
+
+
 def zeros(tree: Tree) -> Tree:
     """A tree of zeros of the same structure and shapes."""
     return transform(torch.zeros_like, tree)

@@ -182,3 +182,16 @@ def test_dynamic_local_objective_against_its_formula():
     square = 0.1**2 * sum(p.numel() for p in params.values())
     found = run.algorithm.loss(model.student({}, torch.tensor(0)), params, anchor, batch)
     assert float(found) == pytest.approx(ce - linear + 0.15 * square, rel=1e-10)
+
+
+def test_a_sum_is_a_mean_with_weights_of_any_size():
+    three, stream = cohort([0.2, 0.5, 0.3]), torch.Generator().manual_seed(0)
+    stacked = {
+        "w": torch.randn(3, 5, generator=stream, dtype=torch.float64),
+        "n": torch.tensor([1, 2, 4]),
+    }
+    weights = [0.2, 0.5, 0.3]
+    assert_same(three.sum(stacked, weights), three.mean(stacked, weights))
+    assert_same(three.sum(stacked), {"w": stacked["w"].sum(0), "n": torch.tensor(7)}, 1e-15)
+    assert_same(three.sum(stacked, np.array([2.0, 0, -1])), three.sum(stacked, torch.tensor([2, 0, -1])))
+    assert three.sum(stacked, [2.0, 0, -1])["n"].item() == -2

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -294,6 +295,31 @@ def test_all_of_a_comparison_spare_the_examples_that_one_of_them_needs():
     assert {p.made.auxiliary_per_class for p in plan(names, {"auxiliary_per_class": 7}, 1)} == {7}
 
 
+FEDAVG = SimpleNamespace(algorithm={"name": "fedavg"})
+FEDPER = f"{Path(__file__).parents[2] / 'examples' / 'fedper.py'}:FedPer"
+
+
+@pytest.mark.parametrize("algorithm", [FEDPER, {"name": "private", "of": FEDPER}, "fedavg"])
+def test_of_what_accuracy_is_is_said_where_clients_have_other_models(algorithm, capsys, call):
+    record = {
+        "round": 1,
+        "accuracy": 0.5,
+        "forgetting": 0,
+        "seconds": {"train": 1},
+        "bytes_down": 0,
+        "bytes_up": 0,
+    }
+    summarise(SimpleNamespace(history=[record], out=None, config=SimpleNamespace(algorithm=algorithm)))
+    shown = capsys.readouterr().out
+    if algorithm != FEDPER:
+        assert ("what travels" in shown) == (algorithm != "fedavg")
+        return
+    assert "of what travels; of clients' own models: --measure personal" in shown
+    assert (
+        "of what travels; of clients' own models: --measure personal" in call("show", "algorithm", FEDPER)[1]
+    )
+
+
 def test_the_end_of_a_run_names_its_best_round_and_its_promise(capsys):
     told = [(0.5, 0.25), (0.75, 0.125), (0.625, 0.375)]
     sent = {"seconds": {"train": 2.0}, "bytes_down": 3_000_000, "bytes_up": 1_500_000}
@@ -301,7 +327,7 @@ def test_the_end_of_a_run_names_its_best_round_and_its_promise(capsys):
     history.insert(1, dict(sent))  # not evaluated
     for number, record in enumerate(history, start=1):
         record["round"] = number
-    summarise(SimpleNamespace(history=history, out=None))
+    summarise(SimpleNamespace(history=history, out=None, config=FEDAVG))
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert rows == [
         "accuracy, last round 62.50%",
@@ -312,12 +338,12 @@ def test_the_end_of_a_run_names_its_best_round_and_its_promise(capsys):
     ]
     told = {part: [0.75, 0.5] for part in ("examples", "accuracy", "balanced_accuracy")}
     history[-1]["measures"] = {"sites": {"sites": ["north", "[b]\x1bsouth"], **told}}
-    summarise(SimpleNamespace(history=history, out=None))
+    summarise(SimpleNamespace(history=history, out=None, config=FEDAVG))
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert rows[2].startswith("accuracy, worst site 50.00% ([b]")
     assert "\x1b" not in rows[2]
     history[-1] |= {"epsilon": 1.234, "delta": 1e-5}
-    summarise(SimpleNamespace(history=history, out="x"))
+    summarise(SimpleNamespace(history=history, out="x", config=FEDAVG))
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     found = end(SimpleNamespace(history=history, accuracy=0.625, forgetting=0.375))
     assert found == End(0.625, 0.375, 8.0, 3_000_000, 1_500_000, 1.234)
@@ -1139,3 +1165,18 @@ def test_an_algorithm_of_ones_own_is_shown_without_its_folder(tmp_path):
     )
     made = configs.make({"algorithm": f"{tmp_path}/mine.py:Mine:mu=2", "seed": 3})
     assert progress.name(configs.as_dict(made)) == "mine.py:Mine:2 seed 3"
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "0.00"),
+        (4_808, "0.00481"),
+        (11_020, "0.0110"),
+        (1_500_000, "1.50"),
+        (44_784_000, "44.8"),
+        (2.5e9, "2500"),
+    ],
+)
+def test_bytes_are_shown_in_three_digits(count, shown):
+    assert progress.megabytes(count) == shown

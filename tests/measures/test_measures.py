@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedrecall import specs
-from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.algorithms.fedavg import FedAvg, Memory
 from fedrecall.data.client import ClientData
 from fedrecall.data.datasets import Split
 from fedrecall.measures import MEASURES
@@ -106,6 +106,14 @@ def test_what_travels_along_a_chain_is_looked_at_where_a_client_has_something_of
     assert found["class_accuracy"] == [[1, 1, 1], [0, 0, 1]]
     (chain,) = MEASURES.make("chain")(along)["chains"]
     assert chain["drift"] == {"own": [1.0], "next": [0.0]}
+
+
+def test_before_its_visit_a_client_has_what_it_was_sent_with_what_it_kept(moment):
+    """At a first visit with what it remembers of what arrives then; failed visits have a memory, too."""
+    own = replace(moment, algorithm=Shifted(), memories=[None, Memory(), Memory()])
+    found = MEASURES.make("personal")(own)
+    assert found["train_before"] == [0, 1]  # all is right of what was sent, but not with 0 and 1 swapped
+    assert found["train"] == [1, 1]
 
 
 def test_gradient_diversity_is_of_the_clients_that_count_at_the_model_they_began_with(moment):

@@ -125,3 +125,9 @@ class FedAvg:
     def report(self, server: Any) -> dict[str, float]:
         """What the record of an evaluated round says of the server's state, by name."""
         return {}
+
+
+def keeps_own(algorithm: FedAvg) -> bool:
+    """Whether its clients train, and have, another model than the one that travels and is evaluated."""
+    inner: FedAvg = getattr(algorithm, "inner", algorithm)  # what `private` protects
+    return type(inner).personal is not FedAvg.personal

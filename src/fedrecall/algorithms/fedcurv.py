@@ -106,7 +106,7 @@ class FedCurv(FedAvg):
 
     def aggregate(self, server: Server, ups: Up, cohort: Cohort) -> Server:
         """Average the models, sum the curvatures."""
-        added = cohort.mean(ups.change, [1.0] * len(cohort.clients))
+        added = cohort.sum(ups.change)
         return Server(cohort.mean(ups.weights), trees.transform(lambda a, b: a + b, server.all, added))
 
 

@@ -94,7 +94,7 @@ class FedNova(FedAvg):
         scales = ((shares @ steps) * shares / steps).tolist()  # with equal steps: the shares
         old = server.weights.params
         drift = {n: old[n] - w for n, w in ups.weights.params.items()}  # [clients, ...]
-        moved = cohort.mean(drift, scales)
+        moved = cohort.sum(drift, scales)
         return Server(
             Weights({n: p - moved[n] for n, p in old.items()}, cohort.mean(ups.weights.buffers)),
         )

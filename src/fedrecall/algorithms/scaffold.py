@@ -98,5 +98,5 @@ class Scaffold(FedAvg):
         """Average the models; move c so that it stays the mean of all N variates."""
         params = cohort.mean(ups.weights.params, cohort.uniform() if self.uniform else None)
         weights = Weights(params, cohort.mean(ups.weights.buffers))
-        moved = cohort.mean(ups.change, [1 / cohort.population] * len(cohort.clients))
+        moved = cohort.sum(ups.change, [1 / cohort.population] * len(cohort.clients))
         return Server(weights, {n: c + moved[n] for n, c in server.variate.items()})

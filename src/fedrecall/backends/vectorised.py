@@ -38,6 +38,7 @@ from fedrecall.specs import AT_LEAST_ONE
 from fedrecall.training import Begun, Failure, State, Visit, begin, descend, end, failed, train
 
 GRAPHS_KEPT = 8  # recorded trainings a lane; each keeps its memory
+TRIED_EVERY = 10  # maps, beside the first two: what a loss looks at may be nothing in the first round
 CPU_CHUNK = 16  # there memory does not run out with an error that one could act on
 
 
@@ -96,6 +97,14 @@ class Plan:
             for n, e in zip(sizes, epochs, strict=True)
         )
         self.steps = [self._parts(step, mixing, device) for step in range(len(self.widths[0]))]
+        self.emptiest = self._emptiest()
+
+    def _emptiest(self) -> tuple[int, int, int] | None:
+        """Row, step and size of the batch that has the fewest examples of those that are filled up."""
+        least = [(min(w), row, w.index(min(w))) for row, w in enumerate(self.widths)]
+        short = [(n, r, s) for n, r, s in least if (p := self.steps[s][0]).filled and n < p.width]
+        size, row, step = min(short, default=(0, 0, 0))
+        return (row, step, size) if size else None
 
     def _parts(self, step: int, mixing: bool, device: torch.device) -> list[Part]:
         widths = [w[step] for w in self.widths if len(w) > step]  # of the first rows: they are sorted
@@ -123,7 +132,7 @@ class Vectorised:
             raise UserError("graph = true needs a GPU, and this run is on the CPU.")
         self._chunk = self.options.chunk or (CPU_CHUNK if on_cpu else None)
         self._graphs: dict[int, OrderedDict[Any, Recorded]] = {}
-        self._filling_tried = False
+        self._maps, self._untried = 0, False
 
     def map(self, jobs: Sequence[Job]) -> Iterator[Visit]:
         """The visits in the order of their jobs."""
@@ -135,6 +144,8 @@ class Vectorised:
         Their algorithm, network, data set and batch size must be this backend's; seeds,
         partitions and learning rates may differ. One rate is one stack.
         """
+        self._maps += 1
+        self._untried |= self._maps <= 2 or self._maps % TRIED_EVERY == 0
         done: dict[int, Visit] = {}
         left: list[int] = []
         for i, (work, job) in enumerate(tasks):
@@ -212,13 +223,15 @@ class Vectorised:
         self._chunk = size // 2
         return True
 
-    @staticmethod
-    def _collect(tasks: Sequence[tuple[Work, Job]], wave: "_Wave") -> dict[int, Visit]:
+    def _collect(self, tasks: Sequence[tuple[Work, Job]], wave: "_Wave") -> dict[int, Visit]:
         """Finish every visit of a wave."""
         done = dict(wave.done)
-        for group, state, losses, recorded, _ in wave.under_way:
+        for group, state, losses, recorded, plan, stack in wave.under_way:
             if recorded is not None:
                 recorded.wait()
+            if self._untried:
+                trained = stack._replace(state=state)
+                self._untried = not try_filling(self.work.algorithm, self._model, plan, trained)
             state = state._replace(velocity={})  # which nobody asks for any more
             for row, (i, begun) in enumerate(group.items()):
                 mine = trees.detached(trees.take(state, row))  # a view would keep the whole stack alive
@@ -269,12 +282,10 @@ class Vectorised:
             )
         plan = Plan(begun, batch_size, self._mixing, device)
         stack = stacked(begun, batch_size, plan.axes, device)
-        if not self._filling_tried:
-            self._filling_tried = try_filling(self.work.algorithm, self._model, plan, stack)
         if not self.options.graph:
             with _nothing_drawn(device):
                 state, losses = local_training(self.work.algorithm, self._model, plan, stack)
-            return _UnderWay(group, state, losses, None, stack)
+            return _UnderWay(group, state, losses, None, plan, stack)
         shapes = tuple((n, t.shape, t.dtype) for n, t in trees.leaves(stack))
         alike = (plan.widths, plan.sgd._replace(lr=0.0), plan.shared, shapes)
         key = (*alike, under_way[alike])
@@ -287,7 +298,7 @@ class Vectorised:
                 kept[key] = Recorded(self.work.algorithm, self._model, plan, stack)
         kept.move_to_end(key)
         state, losses = kept[key].start(stack)
-        return _UnderWay(group, state, losses, kept[key], stack)
+        return _UnderWay(group, state, losses, kept[key], plan, stack)
 
 
 def local_training(
@@ -295,7 +306,8 @@ def local_training(
 ) -> tuple[State, Tensor]:
     """Train the whole stack from its first step to its last; a function of tensors alone."""
     take_step = mapped_stepper(algorithm, model, plan.sgd, plan.axes, lr)
-    return train(take_step, stack.state, stack.anchor, batches(plan, stack), stack.key)
+    with contracts.untouched(stack.anchor, *contracts.IN_STEPS):
+        return train(take_step, stack.state, stack.anchor, batches(plan, stack), stack.key)
 
 
 def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Tensor | None = None) -> Any:
@@ -309,7 +321,7 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Ten
     ) -> tuple[Params, Tensor, Params]:
         def objective(params: Params) -> tuple[Tensor, Params]:
             student = model.student(buffers, key)
-            loss = contracts.scalar(algorithm.loss(student, params, anchor, batch))
+            loss = contracts.objective(algorithm.loss(student, params, anchor, batch))
             return loss, student.buffers
 
         grads, (loss, buffers) = grad_and_value(objective, has_aux=True)(params)
@@ -323,7 +335,8 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Ten
             params, buffers, velocity = trees.take(state, rows)
             mine = trees.transform(lambda t, a, rows=rows: t if a is None else t[rows], anchor, axes)
             batch_axes = Batch(0, 0, 0, None if batch.mask is None else 0)  # type: ignore[arg-type]
-            with explained(*UNMAPPED):
+            copied = mine if isinstance(rows, Tensor) else ()  # where a change would be lost without a trace
+            with explained(*UNMAPPED), contracts.untouched(copied, *contracts.IN_STEPS):
                 grads, loss, buffers = vmap(
                     gradient, in_dims=(0, 0, axes, batch_axes, 0), randomness="different"
                 )(params, buffers, mine, batch, key[rows])
@@ -341,9 +354,9 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Ten
 
 
 UNMAPPED = (
-    "vmap|functorch|[Bb]atching rule",
-    "(such as .item(), boolean indexing, spectral norm) that the vectorised backend cannot do for many "
-    "clients at once: take the serial backend, processes or ray.",
+    "vmap|functorch|[Bb]atching rule|captured Tensor|broadcast shape",
+    "(such as .item(), boolean indexing, spectral norm, a change in place of what it is given) that the "
+    "vectorised backend cannot do for many clients at once: take the serial backend, processes or ray.",
 )
 UNRECORDED = (
     "captur",
@@ -368,33 +381,42 @@ def explained(signs: str, sentence: str) -> Iterator[None]:
 
 
 def try_filling(algorithm: FedAvg, model: Model, plan: Plan, stack: Stack) -> bool:
-    """Whether there is a batch that is filled up; UserError if what it is filled with enters the loss."""
-    found = ((rows, b) for parts in batches(plan, stack) for rows, b in parts if b.mask is not None)
-    rows, batch = next(found, (None, None))
-    if rows is None or batch is None or batch.mask is None:
+    """Whether there is a batch that is filled up; UserError unless its loss is what it would be elsewhere.
+
+    Of one client with the weights that it has by now: what a loss looks at may be nothing before a first
+    step. In double precision, because what a norm makes of rounding can be anything.
+    """
+    if plan.emptiest is None:
         return False
-    params, buffers, _ = trees.take(stack.state, rows)
-    mine = trees.transform(lambda t, a: t if a is None else t[rows], stack.anchor, plan.axes)
+    row, step, size = plan.emptiest
+    alone = Part(slice(row, row + 1), plan.steps[step][0].width, filled=True)
+    filled = Batch(*trees.take(batch_of(plan, stack, step, alone), 0))
+    x, y = 1 - filled.x[size:], (filled.y[size:] + 1) % (stack.y.max() + 1)
+    other = filled._replace(x=torch.cat([filled.x[:size], x]), y=torch.cat([filled.y[:size], y]))
+    params, buffers, _ = trees.take(stack.state, row)
+    given = params, buffers, trees.transform(lambda t, a: t if a is None else t[row], stack.anchor, plan.axes)
 
-    def losses(x: Tensor) -> Tensor:
-        def one(params: Params, buffers: Params, anchor: Any, batch: Batch, key: Tensor) -> Tensor:
-            return contracts.scalar(algorithm.loss(model.student(buffers, key), params, anchor, batch))
+    def loss(params: Params, buffers: Params, anchor: Any, batch: Batch) -> Tensor:
+        student = model.exact().student(buffers, stack.key[row])
+        return contracts.scalar(algorithm.loss(student, params, anchor, batch))
 
-        axes = (0, 0, plan.axes, Batch(0, 0, 0, 0), 0)  # type: ignore[arg-type]
-        with torch.no_grad(), explained(*UNMAPPED):
-            return vmap(one, in_dims=axes, randomness="different")(
-                params, buffers, mine, batch._replace(x=x), stack.key[rows]
-            )
-
-    taken = batch.mask.view(*batch.mask.shape, *[1] * (batch.x.dim() - 2))
-    with _nothing_drawn(stack.key.device):
-        one, other = losses(batch.x), losses(torch.where(taken, batch.x, 1 - batch.x))
-    if not torch.allclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True):
+    with torch.no_grad():
+        try:
+            exact, full = trees.transform(_doubled, (given, other))
+            one, two = loss(*exact, full), loss(*exact, Batch(*(t[:size] for t in full[:3])))
+        except RuntimeError:  # it has numbers in single precision of its own: in batches of one size, then
+            one, two = loss(*given, filled), loss(*given, other)
+    if two.isfinite() and not torch.allclose(one, two, rtol=1e-5, atol=1e-6):
         raise UserError(
             "`loss` counts what a small batch is filled up with here: average the examples' losses with "
-            "batch.mean, not with .mean() or .sum()."
+            "batch.mean, not with .mean(), .sum() or len(batch.y); what is made of several examples at once "
+            "needs batch.mask."
         )
     return True
+
+
+def _doubled(t: Tensor) -> Tensor:
+    return t.double() if t.is_floating_point() else t
 
 
 @contextmanager
@@ -418,15 +440,17 @@ def _chance(device: torch.device) -> list[Tensor]:
 def batches(plan: Plan, stack: Stack) -> Iterator[list[tuple[slice | Tensor, Batch]]]:
     """Every step's batches of the clients that still train."""
     for step, parts in enumerate(plan.steps):
-        found: list[tuple[slice | Tensor, Batch]] = []
-        for rows, width, filled in parts:
-            place = stack.place[rows, step, :width]  # [k, B]
-            index = place + stack.offset[rows, None]
-            drawn = trees.transform(lambda d, r=rows, s=step, w=width: d[r, s, :w], stack.augmentation)
-            x = plan.augmentation.apply(stack.x[index], drawn, plan.mean, plan.std, plan.dtype)
-            mask = stack.taken[rows, step, :width] if filled else None
-            found.append((rows, Batch(x, stack.y[index], place, mask)))
-        yield found
+        yield [(part.rows, batch_of(plan, stack, step, part)) for part in parts]
+
+
+def batch_of(plan: Plan, stack: Stack, step: int, part: Part) -> Batch:
+    """A part's batches of a step, [k, B, ...]."""
+    rows, width, filled = part
+    place = stack.place[rows, step, :width]  # [k, B]
+    index = place + stack.offset[rows, None]
+    drawn = trees.transform(lambda d: d[rows, step, :width], stack.augmentation)
+    x = plan.augmentation.apply(stack.x[index], drawn, plan.mean, plan.std, plan.dtype)
+    return Batch(x, stack.y[index], place, stack.taken[rows, step, :width] if filled else None)
 
 
 def stacked(begun: Sequence[Begun], batch_size: int, axes: Any, device: torch.device) -> Stack:
@@ -522,7 +546,8 @@ class _UnderWay(NamedTuple):
     state: State
     losses: Tensor
     recorded: Recorded | None
-    stack: Stack  # here only to stay alive while another stream may read it
+    plan: Plan
+    stack: Stack  # alive while another stream may read it
 
 
 class _Wave(NamedTuple):

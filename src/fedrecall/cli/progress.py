@@ -1,5 +1,6 @@
 """How a run shows itself: a bar on a terminal, plain lines elsewhere."""
 
+import math
 import os
 import sys
 import time
@@ -18,6 +19,8 @@ from fedrecall.provenance import named
 from fedrecall.specs import short_text
 
 A_DAY = 86_400.0
+OF_WHAT_TRAVELS = "of what travels; of clients' own models: --measure personal"
+"""What accuracy is of where clients have other models than what is evaluated."""
 ROOM_FOR_A_BAR = 110  # columns; with fewer the words have its place
 PLAIN_SECONDS = 2.0  # at most one plain line in this time, so that logs stay short
 
@@ -41,6 +44,13 @@ def seconds(record: Mapping[str, Any]) -> float:
     measures = spent.get("measures", {})
     parts = [*spent.values(), *(measures.values() if isinstance(measures, dict) else ())]
     return float(sum(v for v in parts if isinstance(v, (int, float))))
+
+
+def megabytes(count: float) -> str:
+    """So many bytes in millions, with three digits that say something."""
+    size = count / 1e6
+    digits = 2 - math.floor(math.log10(size)) if size else 2
+    return f"{size:.{max(digits, 0)}f}"
 
 
 def name(config: Mapping[str, Any], setting: str = "") -> str:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.data.federation import Federation
@@ -34,6 +35,8 @@ class Moment:
     evaluation: Evaluation
     """`after` on the test set."""
     algorithm: FedAvg
+    memories: Sequence[Any] = ()
+    """What the visits' clients remembered before, where they train another model than what they are sent."""
 
     @cached_property
     def good(self) -> list[Visit]:
@@ -61,6 +64,19 @@ class Moment:
                     found.append(sent)
                     last = visit, next(own)
         return found
+
+    @cached_property
+    def begun(self) -> list[Weights]:
+        """The model that each good visit's client had before its first step."""
+        sent = [weights for weights, _ in self.received]
+        if not self.memories:
+            return sent
+        kept = [m for v, m in zip(self.visits, self.memories, strict=True) if v.failure is None]
+        return [self._own(*both) for both in zip(sent, kept, strict=True)]
+
+    def _own(self, sent: Weights, memory: Any) -> Weights:
+        with torch.random.fork_rng(devices=[]):  # a first memory may be drawn; here it is another one then
+            return self.algorithm.personal(sent, self.algorithm.remember(sent) if memory is None else memory)
 
     def _passed_on(self, visit: Visit, own: Evaluation) -> Evaluation:
         """What a client passes on, on the test set, given its own model's."""

@@ -11,6 +11,9 @@ from fedrecall.measures.moment import Measure, Moment
 class Personal(Measure):
     """Accuracy of each local model on its own training examples and on its own mixture of test examples.
 
+    Where clients have layers of their own, this is what they have, before a visit (``train_before``) and
+    after it; a record's ``accuracy`` is of what travels. Of sampled clients only.
+
     Costs an evaluation on the test set and two on the training examples of every sampled client.
     """
 
@@ -22,9 +25,9 @@ class Personal(Measure):
             "train": [],
             "personalised": [],
         }
-        for v, tested, (sent, _) in zip(moment.good, moment.local_evaluations, moment.received, strict=True):
+        for v, tested, begun in zip(moment.good, moment.local_evaluations, moment.begun, strict=True):
             data = moment.federation.client(v.client)
-            before = evaluate(moment.model, sent, data)
+            before = evaluate(moment.model, begun, data)
             own = evaluate(moment.model, moment.trained(v), data)
             found["train_before"].append(accuracy(before.confusion))
             found["train"].append(accuracy(own.confusion))

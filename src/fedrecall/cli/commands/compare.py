@@ -304,8 +304,7 @@ def table(rows: Sequence[Row], seeds: int, setting: str = "") -> Table:
             ", ".join(filter(None, (_mean(r.accuracy, 100), *lacking))),
             _mean(r.forgetting, digits=3),
             _mean(r.seconds, digits=1),
-            _mean(_known(r.bytes_down)[-1:], 1e-6),
-            _mean(_known(r.bytes_up)[-1:], 1e-6),
+            *("".join(map(progress.megabytes, _known(sent)[-1:])) for sent in (r.bytes_down, r.bytes_up)),
             *([_mean(r.epsilon) or "none"] if private else []),
             Text("" if r is first else _against(first, r, seeds)),
         )

@@ -17,9 +17,11 @@ from rich.text import Text
 from fedrecall import config as configs
 from fedrecall import files, payloads, privacy, provenance, specs, trees
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.backends import BACKENDS
 from fedrecall.cli.app import app, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
+from fedrecall.cli.progress import OF_WHAT_TRAVELS, megabytes
 from fedrecall.data import datasets, partitions
 from fedrecall.data.datasets import DATASETS
 from fedrecall.data.partitions import PARTITIONS
@@ -128,6 +130,8 @@ def _protections(algorithm: Any) -> Table:
     shown = Table(show_header=False, box=None, pad_edge=False)
     shown.add_row("differential privacy", Text(_noise(algorithm)))
     shown.add_row("secure aggregation", Text(_summing(algorithm)))
+    if keeps_own(algorithm):
+        shown.add_row("accuracy", Text(OF_WHAT_TRAVELS))
     return shown
 
 
@@ -165,7 +169,7 @@ def _footprint(algorithm: Any) -> Table:
     else:
         raise UserError(f"this algorithm runs with none of the networks tried (cnn, resnet10): {refused}")
     one = trees.size_in_bytes(found.down.weights)
-    title = f"measured with {network} on digits ({one / 1e6:.2f} MB), in the first round"
+    title = f"measured with {network} on digits ({megabytes(one)} MB), in the first round"
     shown = Table(title=title, title_justify="left", box=None)
     for heading in ("where", "what", "bytes", "of a model"):
         shown.add_column(heading, justify="right" if heading in ("bytes", "of a model") else "left")

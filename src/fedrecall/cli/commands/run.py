@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrecall import config as configs
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.cli import progress
 from fedrecall.cli.app import app, err, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
@@ -119,6 +121,8 @@ def summarise(result: Result) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("accuracy, last round", f"{last['accuracy']:.2%}")
     table.add_row("accuracy, best round", f"{best['accuracy']:.2%} (round {best['round']})")
+    if keeps_own(ALGORITHMS.make(result.config.algorithm)):
+        table.add_row("", progress.OF_WHAT_TRAVELS)
     if (found := sites(last)) is not None:
         where, least = worst(found)
         table.add_row("accuracy, worst site", Text(f"{least:.2%} ({printable(where)})"))
@@ -130,9 +134,8 @@ def summarise(result: Result) -> None:
             costs[measure] = costs.get(measure, 0.0) + cost
     if costs:
         table.add_row("measures", ", ".join(f"{measure} {cost:.1f} s" for measure, cost in costs.items()))
-    table.add_row(
-        "sent a round", f"{last['bytes_down'] / 1e6:.2f} MB down, {last['bytes_up'] / 1e6:.2f} MB up"
-    )
+    down, up = (progress.megabytes(last[way]) for way in ("bytes_down", "bytes_up"))
+    table.add_row("sent a round", f"{down} MB down, {up} MB up")
     if "epsilon" in last:
         table.add_row("privacy", f"epsilon {last['epsilon']:.2f} at delta {last['delta']:g}, for each client")
     if result.out is not None:

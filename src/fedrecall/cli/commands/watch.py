@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedrecall.cli.app import app, out
 from fedrecall.cli.commands.reports import Runs
-from fedrecall.cli.progress import line, seconds
+from fedrecall.cli.progress import line, megabytes, seconds
 from fedrecall.errors import UserError, printable
 from fedrecall.papers.reproduction import duration
 from fedrecall.records import read_metrics, sites, whole, worst
@@ -140,7 +140,8 @@ def view(run: Follower, width: int) -> Panel:
     if records:
         r = records[-1]
         per_round = [seconds(x) for x in records[-RECENT:]]
-        sent = f"{r['bytes_down'] / 1e6:.2f} MB down, {r['bytes_up'] / 1e6:.2f} MB up"
+        down, up = (megabytes(r[way]) for way in ("bytes_down", "bytes_up"))
+        sent = f"{down} MB down, {up} MB up"
         parts.append(Text(f"{sum(per_round) / len(per_round):.2f} s a round; {sent} a round", "dim"))
         failed = [(x["round"], f) for x in records for f in x["failures"]]
         if failed:
