@@ -506,20 +506,20 @@ class {0}({1}):
             "algorithm",
             "FedAvg",
             "def finish(self, model, weights, anchor, memory, data): pass",
-            r"its finish\(self, model, weights, anchor, memory, data\) is called as "
-            r"finish\(self, model, weights, anchor, memory, data, sgd\): too many positional arguments",
+            r"its finish takes \(model, weights, anchor, memory, data\) and is called with "
+            r"\(model, weights, anchor, memory, data, sgd\): give it these parameters\.",
         ),
         (
             "algorithm",
             "FedAvg",
             "def loss(self, model, params, anchor, batch, tau): pass",
-            r"its loss\(.*, tau\) is called as loss\(.*\): missing a required argument: 'tau'",
+            r"its loss takes \(.*, batch, tau\) and is called with \(.*, batch\)",
         ),
         (
             "partition",
             "Partition",
             "def owners(self, labels): pass",
-            r"its owners\(self, labels\) is called as owners\(self, labels, clients, rng\)",
+            r"its owners takes \(labels\) and is called with \(labels, clients, rng\)",
         ),
         ("algorithm", "FedAvg", "relay = staticmethod(lambda down, up, more=1: down)", ""),
         ("algorithm", "FedAvg", "def relay(self, *given): pass", ""),

@@ -551,9 +551,10 @@ def _check_hooks(what: str, cls: type, base: type) -> None:
         try:
             inspect.signature(own).bind(*names)
         except TypeError as error:
-            given = ", ".join(names)
+            both = (inspect.signature(own).parameters, names)
+            taken, given = (", ".join(n for n in each if n != "self") for each in both)
             raise UserError(
-                f"{what}: its {name}{inspect.signature(own)} is called as {name}({given}): {error}."
+                f"{what}: its {name} takes ({taken}) and is called with ({given}): give it these parameters."
             ) from error
 
 
