@@ -561,7 +561,9 @@ def test_what_a_checkpoint_would_leave_out_is_refused_before_a_round(tmp_path):
     (tmp_path / "mine.py").write_text(COUNTING)
     with pytest.raises(UserError, match="a client's memory has visits = 0, which no checkpoint would hold"):
         Experiment(configs.make({"dataset": "digits", "algorithm": f"{tmp_path}/mine.py:Counting"}))
-    (tmp_path / "also.py").write_text(COUNTING.replace("def remember", "def start"))
+    state = COUNTING.replace("def remember", "def start").replace("Memory(0)", "Memory(0, weights)")
+    state = state.replace("visits: int", "visits: int\n    weights: object")
+    (tmp_path / "also.py").write_text(state)
     with pytest.raises(UserError, match="the server's state has visits = 0, which no checkpoint would hold"):
         Experiment(configs.make({"dataset": "digits", "algorithm": f"{tmp_path}/also.py:Counting"}))
 

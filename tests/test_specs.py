@@ -468,7 +468,7 @@ def test_a_hook_that_is_nearly_one_is_told_once(tmp_path):
 )
 def test_so_is_one_that_begins_as_a_hook(name, meant, tmp_path):
     text = "from dataclasses import dataclass\nfrom fedrecall import FedAvg\n\n@dataclass(frozen=True)\n"
-    text += f"class Own(FedAvg):\n    {name} = 3\n    prepare_images = 4\n"
+    text += f"class Own(FedAvg):\n    {name} = 3\n    prepare_images, everyone = 4, 5\n"
     (tmp_path / "own.py").write_text(text)
     with pytest.warns(RuntimeWarning) as told:
         ALGORITHMS.make(f"{tmp_path}/own.py:Own")

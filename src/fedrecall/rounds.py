@@ -153,7 +153,6 @@ def _relayed(algorithm: FedAvg, down: Any, up: Any) -> Any:
         made = trees.without_graph(algorithm.relay(down, up))
     contracts.weighted(made, "relay", "what travels down")
     contracts.alike(made, down, "relay", "what travels down", "broadcast")
-    contracts.full(made.weights, down.weights, "relay", "what travels down")
     return made
 
 

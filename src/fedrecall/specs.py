@@ -577,7 +577,9 @@ def _tell_misspelt(kind: str, cls: type) -> None:
 
 def _begun_alike(name: str, known: set[str]) -> list[str]:
     """Of one word what begins as another one: aggregation, aggregate."""
-    return [] if "_" in name else sorted(n for n in known if len(n) >= 5 and n[:5] == name[:5])
+    if len(name) < 5 or "_" in name:
+        return []
+    return sorted(n for n in known if n.startswith(name[:5]) and "_" not in n)
 
 
 @cache

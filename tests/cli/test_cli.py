@@ -437,7 +437,7 @@ def test_a_stack_that_is_stopped_is_gone_on_with(call, tmp_path, monkeypatch, st
         patched.setattr(progress, "shown", lambda *_: Kills(signal.SIGINT))
         code, out, err = call(*words, "--seeds", "2")
     assert code == 130
-    assert "stopped after round 1; what was done is saved." in err
+    assert "stopped after round 1; what was done is saved, and the same command goes on with it." in err
     assert "1 not run" in out
     rows = json.loads((tmp_path / "t.json").read_text())["rows"]
     assert [a is None for a in rows[0]["accuracy"]] == [True, False]  # each in the place of its seed
@@ -458,7 +458,7 @@ def test_a_signal_in_the_last_round_of_a_stack_stops_the_next_one(call, monkeypa
     words = [*STACKED, "--rounds", "1", "--seeds", "2", "--out", "x", "--json", "t.json"]
     code, _, err = call("compare", "fedavg", "fedprox", *words)
     assert code == 130
-    assert "stopped after round 1; what was done is saved." in err
+    assert "stopped after round 1; what was done is saved, and the same command goes on with it." in err
     assert not (tmp_path / "x" / "fedprox-seed0").exists()
     rows = json.loads((tmp_path / "t.json").read_text())["rows"]
     assert [None in r["accuracy"] for r in rows] == [False, True]
