@@ -3,13 +3,26 @@
 import os
 import pickle
 import time
+from itertools import pairwise
 from threading import Thread
 
 import pytest
 from tests.torture import watch
-from tests.torture.fuzzing import CAMPAIGNS, Campaign, attack
+from tests.torture.fuzzing import (
+    CAMPAIGNS,
+    GIVEN,
+    READ,
+    TAKES,
+    Campaign,
+    argument_lists,
+    attack,
+    called,
+    stays,
+)
 from tests.torture.watch import Hangs, Outside, watched
+from typer.models import TyperPath
 
+from fedrecall.cli.app import COMMANDS
 from fedrecall.data import partitions
 from fedrecall.errors import UserError
 
@@ -22,6 +35,23 @@ def test_bad_input_is_used_or_refused_in_a_sentence(kind, tmp_path):
     make, _ = CAMPAIGNS[kind]
     outcomes = attack(make(tmp_path), SHORT.get(kind, 60), key=7)
     assert outcomes["refused"]
+
+
+def test_command_lines_have_all_that_the_command_line_takes_and_write_nowhere_else(tmp_path):
+    taken = {called(p): p for own in TAKES.values() for p in own}
+    assert set(GIVEN) == {name for name, p in taken.items() if not getattr(p, "is_flag", False)}
+    options = {name: p for name, p in taken.items() if p.param_type_name == "option"}
+    writing = {n for n, p in options.items() if isinstance(p.type, TyperPath)} - {*READ}
+    assert writing == {"--out", "--json", "--results", "--csv", "--save", "--picture"}
+    drawn = set()
+
+    def look(line: list[str]) -> None:
+        drawn.update(line)
+        assert all(stays(given) for name, given in pairwise(line) if name in writing)
+
+    attack(Campaign(argument_lists(), look, (tmp_path,)), 1200, key=7)
+    assert drawn >= set(COMMANDS)
+    assert [name for name, p in options.items() if drawn.isdisjoint(p.opts)] == []
 
 
 def test_the_watch_sees_what_it_must_not_miss(tmp_path, monkeypatch):

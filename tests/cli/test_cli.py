@@ -930,6 +930,15 @@ def test_resume_begins_where_nothing_was_begun(call, tmp_path):
     assert (tmp_path / "new" / "config.json").exists()
 
 
+def test_a_run_folder_may_have_a_name_that_is_no_text(call, monkeypatch):
+    console = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    monkeypatch.setattr(sys, "stdout", console)
+    words = ("--algorithm", "fedavg", "--rounds", "1", "--out", os.fsdecode(b"r\xff"))
+    assert call("run", *SMALL, *words)[0] == 0
+    console.flush()
+    assert rb"r\udcff" in console.buffer.getvalue()
+
+
 def test_a_run_folder_may_be_called_anything(call):
     code, out, _ = call("run", *SMALL, "--rounds", "1", "--out", "a[/x]")
     assert code == 0

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -210,6 +211,26 @@ def test_predict_names_the_classes_of_image_files(tmp_path, capsys, monkeypatch)
     assert "has no checkpoint of round 7, only of 1 and 2" in err
 
 
+def test_predict_names_files_whose_names_are_no_text(tmp_path, capsys, monkeypatch):
+    settings = SETTINGS | {"dataset": "synthetic:classes=3,train=60,test=30,size=4", "model": "mlp:4"}
+    fedrecall.run(tmp_path / "run", **settings)
+    file = tmp_path / os.fsdecode(b"\xff.png")
+    Image.new("L", (4, 4)).save(file)
+    code, out, _ = predict(capsys, monkeypatch, tmp_path / "run", file, "--csv", tmp_path / "out.csv")
+    assert code == 0
+    assert "\N{REPLACEMENT CHARACTER}.png" in out
+    assert "?.png" in (tmp_path / "out.csv").read_text()
+
+
+def test_what_is_too_far_away_for_an_answer_is_said(table, tmp_path):
+    trained = fedrecall.run(tmp_path / "run", dataset=f"folder:{table}", model="mlp:4", **SETTINGS).trained
+    rows = torch.zeros(3, *trained.inputs.shape, dtype=torch.float64)
+    assert len(trained.probabilities(rows)) == 3
+    rows[1, 0] = 1e300
+    with pytest.raises(UserError, match="example 2 is too far"):
+        trained.probabilities(rows)
+
+
 def test_images_are_taken_as_they_are_and_of_one_size_alone(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "colour.png")
@@ -254,6 +275,9 @@ def test_predict_resizes_images_as_the_data_set_itself_does(tmp_path, capsys, mo
         '{"shape": [1, 8, 8], "class_names": ["a", "b"], "mean": [0.5], "std": [0], "columns": []}',
         '{"shape": [1, 8, 8], "class_names": ["a", "b"], "mean": [NaN], "std": [1], "columns": []}',
         '{"shape": 3, "class_names": ["a", "b"], "mean": [0.5], "std": [1], "columns": []}',
+        '{"shape": [1, 8, 1e999], "class_names": ["a", "b"], "mean": [0.5], "std": [1], "columns": []}',
+        f'{{"shape": [1, 8, {2**63}], "class_names": ["a", "b"], "mean": [0.5], "std": [1], "columns": []}}',
+        f'{{"shape": [1, 8, 8], "class_names": ["a", "b"], "mean": [{10**400}], "std": [1], "columns": []}}',
     ],
 )
 def test_damaged_inputs_are_told(content, tmp_path):

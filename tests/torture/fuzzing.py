@@ -5,6 +5,7 @@ Everything drawn is keyed: the same numbers of inputs are the same inputs.
 
 import contextlib
 import copy
+import csv
 import io
 import json
 import math
@@ -21,6 +22,7 @@ from unittest import mock
 import matplotlib.font_manager  # noqa: F401  it starts a program when it is first imported
 import numpy as np
 import torch
+import typer.main
 import yaml
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -31,6 +33,9 @@ import fedrecall
 from fedrecall import cli, files, trees
 from fedrecall import config as configs
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.cli.app import COMMANDS, app
+from fedrecall.cli.commands.predict import predict_command
+from fedrecall.cli.commands.reproduce import list_papers
 from fedrecall.data import partitions
 from fedrecall.data.datasets import DATASETS, export, load
 from fedrecall.data.partitions import PARTITIONS
@@ -41,6 +46,7 @@ from fedrecall.models.networks import MODELS
 from fedrecall.papers import results
 from fedrecall.records import RunFolder
 from fedrecall.reports import report
+from fedrecall.reports.figures import FIGURES
 from fedrecall.reports.runs import Run
 
 Check = Callable[[Any], None]
@@ -287,9 +293,23 @@ def yaml_files(folder: Path) -> Campaign:
     return Campaign(st.one_of(bytes_like(_YAML.encode()), other), use, (folder,))
 
 
-# The command line.
+# The command line: all that it says it takes.
 
-_OPTIONS = {
+GROUP: Any = typer.main.get_command(app)
+TAKES: dict[str, list[Any]] = {name: GROUP.get_command(None, name).params for name in COMMANDS}
+"""The arguments and options of every command."""
+GIVEN = {
+    # Arguments.
+    "config": ["config.yaml", "run/config.json", "nowhere.yaml", "run", "fedntd"],
+    "algorithms": ["fedavg", "fedntd:beta=2", "scaffold", "fedseq", "fedprox:mu=x", "nn.py:X", "nobody"],
+    "name": ["fedntd", "iid", "digits", "mlp", "locals", "nobody", "fedntd/table1", "fedcad/fig1",
+             "sfedkd/time_to_accuracy", "fedntd/nobody", *FIGURES],
+    "runs": ["run", "run", ".", "nowhere", "run/config.json", "config.yaml"],
+    "run": ["run", "run", "nowhere", ".", "x.png"],
+    "examples": ["x.png", "x.png", "large.png", "broken.png", "t.csv", "nowhere.png", "run"],
+    "kind": ["algorithms", "algorithm", "datasets", "partition", "models", "measure", "figure", "figures",
+             "sinks", "papers", "nobody"],
+    # Options.
     "--algorithm": _WORDS["algorithm"],
     "--dataset": ["digits", "synthetic:3,train=50,test=9,size=4", "folder:nowhere", "nobody"],
     "--partition": _WORDS["partition"],
@@ -301,73 +321,143 @@ _OPTIONS = {
     "--local-epochs": ["1", "0"],
     "--batch-size": ["7", "0", "1e9"],
     "--lr": ["0.1", "1e30", "-1", "nan", "0"],
+    "--lr-decay": ["1", "0.5", "0", "2"],
     "--momentum": ["0.9", "1", "2"],
+    "--weight-decay": ["0", "0.1", "-1", "1e400"],
     "--seed": ["0", "7", "-1", "9" * 30],
-    "--precision": ["float64", "float16"],
+    "--partition-seed": ["0", "-1", "x"],
+    "--global-seed": ["0", "5", "9" * 30],
+    "--precision": ["float64", "float16", "bfloat16"],
+    "--normalisation": ["none", "dataset", "x"],
+    "--auxiliary-per-class": ["0", "2", "9999", "-1"],
     "--measure": ["locals", "confusion:locals=true", "nobody"],
     "--sink": ["nobody", "tensorboard"],
     "--backend": ["serial", "nobody", "vectorised:chunk=0"],
     "--workers": ["1", "0"],
     "--device": ["cpu", "cuda", "meta", "xla:9", "nobody"],
     "--augmentation": ["flip", "crop:99", "none"],
+    "--test-augmentation": ["flip", "none", "crop:-1"],
     "--evaluate-every": ["1", "3"],
+    "--checkpoint-every": ["1", "2", "0"],
     "--on-failure": ["exclude", "stop", "x"],
-    "-s": ["training.lr=0.2", "algorithm.beta=2", "x", "=", "a.b.c=1", "training=1", "model.x=1"],
-    "--out": ["out", "run", "a/b", "run/config.json", "\udcff"],
-    "--target": ["0.5", "x"],
-    "--baseline": ["fedavg", "nobody"],
-    "--seeds": ["1", "0", "x"],
+    "--set": ["training.lr=0.2", "algorithm.beta=2", "x", "=", "a.b.c=1", "training=1", "model.x=1"],
+    "--over": ["lr=0.01,0.1", "partition=iid,lda:0.5", "rounds=1,1", "seed=1,2", "x", "=,", "clients=2,x"],
+    "--config": ["config.yaml", "run/config.json", "nowhere.yaml", "x.png"],
+    "--columns": ["cifar10/shard2", "mnist", "x", ","],
+    "--methods": ["fedavg", "fedavg,fedntd:beta=2", "nn.py:X", "fedntd:", ","],
+    "--switch": ["constant-lr", "lenet+no-cutout", "x", "+"],
+    "--results": ["results", "nowhere", "run", "config.yaml"],
+    "--from": ["run", "nowhere", "."],
+    "--seeds": ["0", "1", "2", "-1", "x"],
+    "--target": ["0.5", "x", "nan", "-1"],
+    "--baseline": ["fedavg", "scaffold", "nobody"],
+    "--title": ["", "<b>", "x"],
+    "--every": ["1", "0", "nan", "1e9"],
+    "--round": ["1", "0", "-1", "9" * 30],
     "--data-root": ["nowhere", "."],
-}
-_COMMANDS = {
-    "run": ["--rounds=1", "--clients=3", "--sample=1", "--local-epochs=1", "--model=mlp:4",
-            "--backend=serial", "--dataset=synthetic:3,train=50,test=9,size=4"],
-    "partition": ["--dataset=synthetic:3,train=50,test=9,size=4"],
-    "list": [], "show": [], "report": [], "figure": [], "doctor": [], "nobody": [],
+    "--out": ["out", "run", "a/b", "run/config.json", "\udcff"],
+    "--json": ["a.json", "run", "nowhere/a.json", "run/config.json"],
+    "--csv": ["a.csv", "x.png", "nowhere/a.csv"],
+    "--save": ["p.json", "run", "nowhere/p.json"],
+    "--picture": ["p.png", "p.svg", "p.x", "nowhere/p.png"],
 }  # fmt: skip
+"""Good and bad values of every argument and of every option that takes one."""
+READ = ("--config", "--data-root", "--from")
+"""Options that name a path and write nothing there."""
+_SHORT = ["--rounds=1", "--clients=3", "--sample=1", "--local-epochs=1", "--model=mlp:4", "--backend=serial",
+          "--dataset=synthetic:3,train=50,test=9,size=4"]  # fmt: skip
+_FIRST = {"run": _SHORT, "compare": _SHORT, "partition": _SHORT[-1:], "reproduce": ["--rounds=1"],
+          "watch": ["--once"]}  # fmt: skip
+"""What makes a command a matter of a moment, unless something after it says otherwise."""
+
+
+def called(taken: Any) -> str:
+    """By what an argument's or option's values are found."""
+    return str(taken.name if taken.param_type_name == "argument" else taken.opts[-1])
+
+
+def console() -> io.TextIOWrapper:
+    """As a terminal's, which takes no text that is none."""
+    return io.TextIOWrapper(io.BytesIO(), "utf-8")
+
+
+def stays(path: str) -> bool:
+    """Whether it is within the working folder."""
+    return not os.path.isabs(path) and ".." not in Path(path).parts
 
 
 def argument_lists() -> st.SearchStrategy[list[str]]:
-    """Command lines: a command, options with good and bad values, words."""
+    """Command lines: a command, with good and bad values of what it takes, and words."""
     word = st.one_of(
-        st.sampled_from(["run", "run/config.json", "nowhere", "algorithms", "algorithm", "fedntd",
-                         "fedntd/fig4", "figures", "--help", "--", "-", "--resume", "--nobody", "measures",
-                         "partition"]),
+        st.sampled_from(["run", "nowhere", "fedntd", "--help", "--", "-", "--resume", "--nobody", "-s"]),
         odd.filter(lambda w: "\0" not in w and "\ud800" not in w),
         st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=6),
-    )  # fmt: skip
-    known = st.one_of([st.tuples(st.just(o), st.sampled_from(v)) for o, v in _OPTIONS.items()])
-    pairs = st.lists(st.one_of(known, known, st.tuples(st.sampled_from([*_OPTIONS]), word)), max_size=4)
-    words = st.lists(word, max_size=2)
+    )
 
-    def line(command: str, words: list[str], pairs: list[tuple[str, str]]) -> list[str]:
-        return [command, *_COMMANDS[command], *words, *(x for pair in pairs for x in pair)]
+    def value(taken: Any) -> st.SearchStrategy[str]:
+        known = st.sampled_from(GIVEN[called(taken)])
+        writes = isinstance(taken.type, typer.models.TyperPath) and called(taken) not in READ
+        other = word.filter(stays) if writes and taken.param_type_name == "option" else word
+        return st.one_of(known, known, known, other)
 
-    return st.builds(line, st.sampled_from([*_COMMANDS, "run", "run"]), words, pairs)
+    def option(taken: Any) -> st.SearchStrategy[list[str]]:
+        name = st.sampled_from(taken.opts)
+        if taken.is_flag:
+            return name.map(lambda n: [n])
+        return st.tuples(name, value(taken)).map(list)
+
+    def argument(taken: Any) -> st.SearchStrategy[list[str]]:
+        return st.lists(value(taken), min_size=taken.required, max_size=1 if taken.nargs == 1 else 2)
+
+    def flat(found: Any) -> list[str]:
+        return [w for some in found for w in some]
+
+    def line(command: str) -> st.SearchStrategy[list[str]]:
+        own = TAKES.get(command, ())
+        arguments = [argument(p) for p in own if p.param_type_name == "argument"]
+        options = [option(p) for p in own if p.param_type_name == "option"]
+        several = st.lists(st.one_of(options), max_size=4) if options else st.just([])
+        rest = st.one_of(st.just([]), st.just([]), st.just([]), st.lists(word, max_size=2))
+        first = [command, *_FIRST.get(command, ())]
+        return st.builds(
+            lambda a, o, r: [*first, *flat(a), *flat(o), *r], st.tuples(*arguments), several, rest
+        )
+
+    lines = {command: line(command) for command in (*COMMANDS, "nobody")}  # made once: there are hundreds
+    return st.sampled_from([*lines, *COMMANDS, "run", "compare"]).flatmap(lambda command: lines[command])
 
 
 def command_lines(folder: Path) -> Campaign:
-    """Command lines in a folder with a run in it."""
-    base = folder / "cwd"
-    small_run(base / "run", rounds=1)
+    """Command lines in a folder with a run, a config and examples in it, and no data set anywhere."""
+    base, whole, nothing = folder / "cwd", folder / "whole", folder / "nothing"
+    nothing.mkdir()
+    small_run(whole / "run", rounds=1)
+    (whole / "config.yaml").write_text(_YAML + "rounds: 1\nmodel: mlp:4\n")
+    for name, content in {"x.png": picture(), "large.png": picture(9), "broken.png": picture()[:40]}.items():
+        (whole / name).write_bytes(content)
+    (whole / "t.csv").write_text("a,b\n1,2\n")
+    list_papers()  # what it reads is kept, and is no command's own time
+    here = {"MPLCONFIGDIR": folder, "FEDRECALL_DATA": nothing, "FEDRECALL_CACHE": folder / "cache"}
 
     def use(arguments: list[str]) -> None:
-        shutil.rmtree(base / "out", ignore_errors=True)
-        said = io.StringIO()
-        here = os.getcwd()
+        shutil.rmtree(base, ignore_errors=True)
+        shutil.copytree(whole, base)
+        said = console()
+        before = os.getcwd()
         os.chdir(base)
         try:
             with (
-                mock.patch.dict(os.environ, MPLCONFIGDIR=str(folder)),
+                mock.patch.dict(os.environ, {name: str(path) for name, path in here.items()}),
                 mock.patch.object(sys, "argv", ["fedrecall", *arguments]),
                 contextlib.redirect_stdout(said),
                 contextlib.redirect_stderr(said),
             ):
                 cli.main()
         except SystemExit as done:
-            _exit(done.code, said.getvalue())
+            said.flush()
+            _exit(done.code, said.buffer.getvalue().decode())
         finally:
-            os.chdir(here)
+            os.chdir(before)
 
     return Campaign(argument_lists(), use, (folder,))
 
@@ -548,6 +638,88 @@ def result_files(folder: Path) -> Campaign:
     return Campaign(inputs, use, (folder,))
 
 
+# What a trained model is asked, and what it says of its inputs.
+
+
+def _table_of(rows: int, *labels: str) -> str:
+    given = [f"{i},{i * i},{labels[i % len(labels)]}\n" for i in range(rows)]
+    return "a,b,label\n" + "".join(given)
+
+
+def _models(folder: Path) -> dict[str, Path]:
+    """A run on images and one on a table, by how the examples' files end."""
+    found = {".png": folder / "images", ".csv": folder / "table"}
+    (folder / "data").mkdir()
+    (folder / "data" / "t.csv").write_text(_table_of(12, "x", "y"))
+    small_run(found[".png"], rounds=1)
+    data = {"dataset": f"folder:{folder / 'data'}", "clients": 2, "sample": 1}
+    small_run(found[".csv"], rounds=1, **data)
+    return found
+
+
+def _predict(run: Path, example: Path, told: Path, **options: Any) -> None:
+    with contextlib.redirect_stdout(console()):
+        predict_command(run, [example], csv_=told, **options)
+    (_, _, *names), *rows = csv.reader(told.read_text().splitlines())
+    assert rows
+    for _, best, *shares in rows:
+        assert abs(sum(map(float, shares)) - 1) < 1e-4
+        assert max(shares) in [s for n, s in zip(names, shares, strict=True) if n == best]
+
+
+def examples(folder: Path) -> Campaign:
+    """Images and tables that `predict` is given."""
+    runs, text = _models(folder), _table_of(3, "x", "y")
+    pictures = [picture(), picture(5), picture(mode="RGB"), picture(mode="I;16"), picture(mode="RGBA"),
+                picture(mode="P"), picture(mode="F", kind="TIFF"), picture(kind="GIF")]  # fmt: skip
+    cell = st.one_of(odd, st.text(max_size=5), st.sampled_from(["1.5", "1,5", "1e999", "1e300", ""]))
+    with_other = st.builds(with_cell, st.just(text), st.integers(0, 3), st.integers(0, 2), cell)
+    tables = st.one_of(bytes_like(text.encode()), with_other)
+    images = st.one_of(st.sampled_from(pictures), st.sampled_from(pictures).flatmap(bytes_like))
+
+    def use(given: tuple[tuple[str, bytes], str, bool]) -> None:
+        (kind, content), name, resize = given
+        shutil.rmtree(folder / "here", ignore_errors=True)
+        example = folder / "here" / f"{name}{kind}"
+        example.parent.mkdir()
+        example.write_bytes(content)
+        _predict(runs[kind], example, folder / "told" / "a.csv", resize=resize)
+
+    given = st.one_of(st.tuples(st.just(".png"), images), st.tuples(st.just(".csv"), tables))
+    name = st.sampled_from(["x", "x", "a,b", "[bold]", "\udcff", "n\n", "-", "é"])
+    return Campaign(st.tuples(given, name, st.booleans()), use, (folder,))
+
+
+def run_inputs(folder: Path) -> Campaign:
+    """A run folder of which what its model is given was changed: asked."""
+    runs = _models(folder)
+    sound = {".png": picture(), ".csv": _table_of(3, "x", "y").encode()}
+    contents = {kind: (run / "inputs.json").read_bytes() for kind, run in runs.items()}
+    for kind, content in sound.items():
+        (folder / f"example{kind}").write_bytes(content)
+
+    def use(given: tuple[str, bytes]) -> None:
+        kind, content = given
+        (runs[kind] / "inputs.json").write_bytes(content)
+        _predict(runs[kind], folder / f"example{kind}", folder / "told" / "a.csv")
+
+    number = st.one_of(st.integers(-1, 5), huge, st.floats())
+    part = st.one_of(
+        st.tuples(st.sampled_from(["shape", "mean", "std"]), st.lists(number, min_size=1, max_size=3)),
+        st.tuples(st.sampled_from(["class_names", "columns"]), st.lists(odd, min_size=1, max_size=3)),
+    )
+
+    def with_part(content: bytes) -> st.SearchStrategy[bytes]:
+        return part.map(lambda other: _json({**json.loads(content), other[0]: other[1]}))
+
+    changed = [
+        st.tuples(st.just(kind), some)
+        for kind, content in contents.items()
+        for some in (trees_like(json.loads(content)).map(_json), bytes_like(content), with_part(content))
+    ]
+    return Campaign(st.one_of(changed), use, (folder,))
+
+
 # Data set folders.
 
 
@@ -613,6 +785,14 @@ def _sound(found: Any) -> None:
     assert trees.finite((found.mean, found.std, found.train.x, found.test.x))
 
 
+def with_cell(text: str, row: int, column: int, value: str) -> bytes:
+    """A table with something else in one place."""
+    rows = [line.split(",") for line in text.splitlines()]
+    row %= len(rows)
+    rows[row][column % len(rows[row])] = value
+    return ("\n".join(",".join(r) for r in rows) + "\n").encode("utf-8", "surrogatepass")
+
+
 def tables(folder: Path) -> Campaign:
     """CSV files of numbers or image paths, of which something is wrong."""
     data, cache = folder / "data", folder / "cache"
@@ -621,12 +801,6 @@ def tables(folder: Path) -> Campaign:
     cell = st.one_of(
         odd, st.text(max_size=5), st.sampled_from(["1.5", "../secret.png", "/etc/passwd", "0.png", "\0.png"])
     )
-
-    def with_cell(text: str, row: int, column: int, value: str) -> bytes:
-        rows = [line.split(",") for line in text.splitlines()]
-        row %= len(rows)
-        rows[row][column % len(rows[row])] = value
-        return ("\n".join(",".join(r) for r in rows) + "\n").encode("utf-8", "surrogatepass")
 
     text = st.sampled_from([numbers, paths])
     inputs = st.one_of(
@@ -722,6 +896,8 @@ CAMPAIGNS: dict[str, tuple[Callable[[Path], Campaign], int]] = {
     "forged checkpoints": (forged_checkpoints, 200),
     "files of a run": (run_files, 600),
     "result files": (result_files, 800),
+    "inputs of a model": (run_inputs, 600),
+    "examples to predict": (examples, 600),
     "image folders": (image_folders, 500),
     "CSV files": (tables, 500),
     "exported data": (exports, 700),

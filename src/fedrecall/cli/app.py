@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -138,6 +139,8 @@ def main() -> None:
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed by who started this, as some daemons do
             setattr(sys, stream, Path(os.devnull).open("w"))  # noqa: SIM115 it is never closed
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no text
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # PyTorch's large tensors in huge pages, which the system clears in a third of the time: evaluation and
     # aggregation are made of new tensors.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 CHUNK = 500
 """Examples that are looked at together."""
+LARGEST = 1 << 26
+"""Numbers of one example: more than an image of 4096 x 4096 pixels has."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,9 @@ class Inputs:
             names = tuple(str(name) for name in found["class_names"])
             mean, std = (tuple(float(v) for v in found[key]) for key in ("mean", "std"))
             columns = tuple(str(name) for name in found["columns"])
-        except (TypeError, KeyError, ValueError) as error:
+        except (TypeError, KeyError, ValueError, OverflowError) as error:
             raise UserError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
-        sound = len(shape) in (1, 3) and min(shape) > 0 and len(names) > 1
+        sound = len(shape) in (1, 3) and min(shape) > 0 and math.prod(shape) <= LARGEST and len(names) > 1
         sound = sound and all(map(math.isfinite, (*mean, *std))) and all(s > 0 for s in std)
         if not (sound and len(mean) == len(std) == shape[0] and len(columns) in (0, shape[0])):
             raise UserError(f"{path} is damaged: its parts do not fit together.")
@@ -120,7 +122,13 @@ class Trained(nn.Module):
         self._check(x)
         chunks = [x[i : i + CHUNK].to(self.mean.device) for i in range(0, len(x), CHUNK)]
         found = [torch.softmax(self(chunk), 1).cpu() for chunk in chunks]
-        return torch.cat(found) if found else torch.empty(0, self.inputs.classes)
+        shares = torch.cat(found) if found else torch.empty(0, self.inputs.classes)
+        if not (sound := torch.isfinite(shares).all(1)).all():
+            number = int(torch.nonzero(~sound)[0, 0]) + 1
+            raise UserError(
+                f"example {number} is too far from those that the model was trained on: no answer."
+            )
+        return shares
 
     def predict(self, examples: Tensor | np.ndarray) -> list[str]:
         """The name of each example's likeliest class."""

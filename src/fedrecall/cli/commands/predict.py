@@ -19,7 +19,7 @@ from fedrecall.cli.app import app, err, out
 from fedrecall.data import folders
 from fedrecall.data.datasets import DATASETS
 from fedrecall.data.images import decode
-from fedrecall.errors import Missing, UserError
+from fedrecall.errors import Missing, UserError, printable
 from fedrecall.models.trained import CHUNK, Inputs, Trained
 from fedrecall.reports.runs import Run
 
@@ -75,7 +75,9 @@ def predict_command(
     out.print(_table(names, shares, trained.inputs))
     if csv_ is not None:
         with files.placing(csv_):
-            files.write(csv_, _written(names, shares, trained.inputs).encode())
+            files.write(
+                csv_, _written(names, shares, trained.inputs).encode(errors="replace")
+            )  # names of files
         out.print(f"probabilities: {csv_}", markup=False)
 
 
@@ -128,7 +130,8 @@ def _table(names: Sequence[str], shares: Tensor, inputs: Inputs) -> Table:
     shown = Table("example", "class", "probability", box=None, pad_edge=False)
     for name, share in zip(names[:SHOWN], shares, strict=False):
         best = int(share.argmax())
-        shown.add_row(Text(name), Text(inputs.class_names[best]), f"{float(share[best]):.1%}")
+        named = inputs.class_names[best]
+        shown.add_row(Text(printable(name)), Text(printable(named)), f"{float(share[best]):.1%}")
     if len(names) > SHOWN:
         shown.add_row(f"... and {len(names) - SHOWN} more: see them with --csv FILE")
     return shown
