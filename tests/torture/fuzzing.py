@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,9 @@ import fedrecall
 from fedrecall import cli, files, trees
 from fedrecall import config as configs
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.cli import papers
 from fedrecall.cli.app import COMMANDS, app
 from fedrecall.cli.commands.predict import predict_command
-from fedrecall.cli.commands.reproduce import list_papers
 from fedrecall.data import partitions
 from fedrecall.data.datasets import DATASETS, export, load
 from fedrecall.data.partitions import PARTITIONS
@@ -386,8 +386,11 @@ def stays(path: str) -> bool:
     return not os.path.isabs(path) and ".." not in Path(path).parts
 
 
-def argument_lists() -> st.SearchStrategy[list[str]]:
-    """Command lines: a command, with good and bad values of what it takes, and words."""
+EVERY = (*COMMANDS, *COMMANDS, "run", "compare", "nobody")
+
+
+def argument_lists(commands: Sequence[str] = EVERY) -> st.SearchStrategy[list[str]]:
+    """Command lines: one of the commands, with good and bad values of what it takes, and words."""
     word = st.one_of(
         st.sampled_from(["run", "nowhere", "fedntd", "--help", "--", "-", "--resume", "--nobody", "-s"]),
         odd.filter(lambda w: "\0" not in w and "\ud800" not in w),
@@ -423,8 +426,8 @@ def argument_lists() -> st.SearchStrategy[list[str]]:
             lambda a, o, r: [*first, *flat(a), *flat(o), *r], st.tuples(*arguments), several, rest
         )
 
-    lines = {command: line(command) for command in (*COMMANDS, "nobody")}  # made once: there are hundreds
-    return st.sampled_from([*lines, *COMMANDS, "run", "compare"]).flatmap(lambda command: lines[command])
+    lines = {command: line(command) for command in commands}  # made once: there are hundreds
+    return st.sampled_from(commands).flatmap(lambda command: lines[command])
 
 
 def command_lines(folder: Path) -> Campaign:
@@ -436,7 +439,7 @@ def command_lines(folder: Path) -> Campaign:
     for name, content in {"x.png": picture(), "large.png": picture(9), "broken.png": picture()[:40]}.items():
         (whole / name).write_bytes(content)
     (whole / "t.csv").write_text("a,b\n1,2\n")
-    list_papers()  # what it reads is kept, and is no command's own time
+    papers.overview()  # what it reads is kept, and is no command's own time
     here = {"MPLCONFIGDIR": folder, "FEDRECALL_DATA": nothing, "FEDRECALL_CACHE": folder / "cache"}
 
     def use(arguments: list[str]) -> None:
