@@ -1,10 +1,16 @@
-"""What importing the package does."""
+"""What importing the package does, and what there is of it where it is installed."""
 
 import os
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import pytest
+
+from fedrecall.papers.results import FOLDER, PACKED
+
+ROOT = Path(__file__).parent.parent
 
 SAY = "import os; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_WAIT_POLICY'))"
 
@@ -28,3 +34,54 @@ def test_waiting_threads_spin_briefly_unless_somebody_said_otherwise(before, giv
         check=True,
     )
     assert done.stdout.strip() == said
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """What `make wheel` builds."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def files_in(folder):
+    """Their names, without what Python and editors leave."""
+    found = (p for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    return {p.relative_to(ROOT / folder).as_posix() for p in found}
+
+
+def test_a_wheel_has_every_file_of_the_package_and_what_was_measured(wheel):
+    packed = PACKED.relative_to(ROOT / "src").as_posix()
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert held == files_in("src") | {f"{packed}/{name}" for name in files_in(FOLDER)}
+
+
+def test_what_a_wheel_installs_works_away_from_the_repository(wheel, tmp_path):
+    """The program, the papers' tables, and what was measured of them."""
+    site, home = tmp_path / "site", tmp_path / "home"
+    home.mkdir()
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    others = {k: v for k, v in os.environ.items() if not k.startswith("FEDRECALL")}
+
+    def said(*words):
+        return subprocess.run(
+            [sys.executable, *words],
+            cwd=home,
+            env=others | {"PYTHONPATH": str(site), "HOME": str(home), "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    assert said("-c", "import fedrecall; print(fedrecall.__file__)").startswith(str(site))
+    cells = said("-m", "fedrecall", "show", "paper", "fedntd/table1")
+    assert "cifar10/shard2 fedavg" in " ".join(cells.split())
+    assert list(home.iterdir()) == []

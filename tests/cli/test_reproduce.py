@@ -23,8 +23,11 @@ FEDAVG, FEDNTD = (TABLE1.cell("mnist/shard2", m) for m in ("fedavg", "fedntd"))
 
 @pytest.fixture
 def call(monkeypatch, capsys, tmp_path):
-    """Run the program in an empty folder: what it printed, and what it said went wrong."""
+    """Run the program in an empty folder, of a project that measured nothing but what is in the repository's
+    place there: what it printed, and what it said went wrong."""
     monkeypatch.chdir(tmp_path)
+    for module in (papers, reproduce):
+        monkeypatch.setattr(module, "committed", lambda: tmp_path / FOLDER)
     monkeypatch.setenv("COLUMNS", "220")
 
     def run(*words):
@@ -193,23 +196,23 @@ def test_a_paper_is_shown_table_by_table_and_a_figure_by_what_it_needs(call):
     assert "fedrecall show paper fedntd/table1" in call("list", "papers")[0]
 
 
-def test_what_is_committed_is_printed_apart_and_counts_as_nothing_that_is_done(call, tmp_path, monkeypatch):
+def test_what_the_project_measured_is_printed_apart_and_counts_as_nothing_done(call, tmp_path, monkeypatch):
     committed, kept = tmp_path / FOLDER, tmp_path / "kept"
     for seed in range(3):
         save(outcome(FEDAVG, [70.0] * 200, seed=seed, measures={"alignment": {}}), committed)
     said, _ = call(*ONLY, "--methods", "fedavg,fedntd")
     assert said.count("fedntd/table1: Accuracy") == 1
-    assert "(committed in benchmarks/results/reproduction, not run here)" in " ".join(said.split())
+    assert "(measured by the project, not run here)" in " ".join(said.split())
     assert "there is no result of it in kept" in said
     assert [row[4] for row in rows(said) if row[1:3] == ["fedavg", "accuracy %"]] == ["70.00 ± 0.00"]
 
     save(outcome(FEDAVG, [60.0] * 200, measures={"alignment": {}}), kept)
     said, _ = call(*ONLY, "--methods", "fedavg,fedntd")
-    mine, theirs = said.split("(committed in")
+    mine, theirs = said.split("(measured by")
     for part, measured, seeds in ((mine, "60.00", "1"), (theirs, "70.00 ± 0.00", "3")):
         (row,) = (row for row in rows(part) if row[1:3] == ["fedavg", "accuracy %"])
         assert row[4:6] == [measured, seeds]
-    assert "fedntd" not in {row[1] for row in rows(theirs)}  # of which nothing is committed
+    assert "fedntd" not in {row[1] for row in rows(theirs)}  # of which the project has nothing
 
     asked = []
     monkeypatch.setattr(reproduce, "carry_out", lambda plans, *_: asked.extend(plans) or [])
@@ -221,7 +224,7 @@ def test_what_is_committed_is_printed_apart_and_counts_as_nothing_that_is_done(c
     said, _ = call(*words, "--seeds", 3, "--results", FOLDER)
     assert asked == []
     assert "nothing is missing" in said
-    assert "committed in" not in said
+    assert "measured by the project" not in said
     assert said.count("fedntd/table1: Accuracy") == 1
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from fedrecall.cli.app import out
 from fedrecall.papers import PAPERS, Cell, Paper, Table, load_paper, table
 from fedrecall.papers.paper import Variant
-from fedrecall.papers.results import FOLDER, Outcome, Results
+from fedrecall.papers.results import Outcome, Results, committed
 from fedrecall.papers.verdicts import NOT_RUN, PARTIAL, STAND_IN, best, guests, judge, tried
 
 RUNS, RESULTS = Path("runs/reproduction"), "results"
@@ -23,7 +23,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 def overview(papers: Iterable[str] = PAPERS, folders: Sequence[Path] = ()) -> Shown:
     """Every table and figure: which of its cells have been measured, and on what.
 
-    Measured, that is, in these folders: by default with the repository's results and those of `reproduce`.
+    Measured, that is, in these folders: by default those of the project's own results and of `reproduce`.
     """
     from fedrecall.reports.figures import FIGURES
 
@@ -42,7 +42,7 @@ def overview(papers: Iterable[str] = PAPERS, folders: Sequence[Path] = ()) -> Sh
 
 
 def _found(folders: Sequence[Path]) -> Results:
-    return Results(r for folder in folders or (FOLDER, RUNS / RESULTS) for r in Results.load(folder))
+    return Results(r for folder in folders or (committed(), RUNS / RESULTS) for r in Results.load(folder))
 
 
 def _states(paper: Paper, t: Table, found: Results) -> list[str]:

@@ -29,7 +29,9 @@ from fedrecall.specs import spec_text
 from fedrecall.training import Recipe
 
 FOLDER = Path("benchmarks/results/reproduction")
-"""Where results are kept, seen from the repository."""
+"""Where the project's own results are kept, seen from the repository."""
+PACKED = Path(__file__).with_name("committed")
+"""Where a wheel has them."""
 FORMAT = "fedrecall reproduction 1"
 PAUSE = 5.0
 """Least seconds from one replacement of a file to the next."""
@@ -51,6 +53,11 @@ KEPT_OF_START = (
     "code",
 )
 KEPT_OF_EARLIER = ("versions", "cpu", "gpu", "git", "started")
+
+
+def committed() -> Path:
+    """Where the project's own results lie for whoever imports it, wherever that is done."""
+    return PACKED if PACKED.is_dir() else Path(__file__).parents[3] / FOLDER
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fedrecall.papers import Cell, Paper, Table, load_paper, table
 from fedrecall.papers.paper import Variant
 from fedrecall.papers.quantities import NEVER, QUANTITIES
 from fedrecall.papers.reproduction import DRAWN, Plan, adopt, carry_out, check_code, folder_of, plan
-from fedrecall.papers.results import FOLDER, Results, codes, of_run, path_of
+from fedrecall.papers.results import Results, codes, committed, of_run, path_of
 from fedrecall.papers.verdicts import NOT_RUN, REPRODUCED, Verdict, closest, gain, judge, readings, tried
 from fedrecall.records import RunFolder
 
@@ -30,7 +30,7 @@ ResultsFolder = Annotated[
     typer.Option(
         "--results",
         help="Where results are kept, one small file a run (default: `results` in --out). Only what is there "
-        f"counts as done; what is committed in {FOLDER} is printed below it, and said to be that.",
+        "counts as done; what the project has measured is printed below it, and said to be that.",
         show_default=False,
     ),
 ]
@@ -152,7 +152,7 @@ def _extent(plans: Sequence[Plan]) -> str:
 def _compare(
     chosen: Table, cells: list[Cell], folder: Path, own: Mapping[str, str], variant: Variant | None
 ) -> None:
-    """Print published beside measured: what the folder has, then what is committed of it, apart from it."""
+    """Print published beside measured: by what the folder has, then, apart, by what the project has of it."""
     paper = load_paper(chosen.paper)
 
     def known(results: Results) -> list[Cell]:
@@ -163,15 +163,16 @@ def _compare(
         ]
 
     mine = Results.load(folder, own)
-    committed = Results() if folder.resolve() == FOLDER.resolve() else Results.load(FOLDER, own)
-    theirs = known(committed)
+    kept = committed()
+    of_project = Results() if folder.resolve() == kept.resolve() else Results.load(kept, own)
+    theirs = known(of_project)
     if theirs and not known(mine):
         say(f"Nothing of this has been run here: there is no result of it in {folder}.")
         theirs = cells
     else:
         _print_comparison(chosen, cells, mine, variant)
     if theirs:
-        _print_comparison(chosen, theirs, committed, variant, f"committed in {FOLDER}, not run here")
+        _print_comparison(chosen, theirs, of_project, variant, "measured by the project, not run here")
 
 
 def _print_comparison(
