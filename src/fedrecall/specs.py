@@ -78,7 +78,12 @@ class Field:
     type: Any
     range: Range | None
     default: Any
-    doc: str
+    owner: type
+
+    @property
+    def doc(self) -> str:
+        """The docstring under it, read from the source only when it is asked for."""
+        return _field_docs(self.owner).get(self.name, "")
 
     @property
     def allowed(self) -> str:
@@ -98,7 +103,6 @@ _known_fields: dict[type, tuple[Field, ...]] = {}
 
 def _read_fields(cls: type) -> tuple[Field, ...]:
     hints = typing.get_type_hints(cls, include_extras=True)
-    docs = _field_docs(cls)
     found = []
     for f in dataclasses.fields(cls):
         if not f.init:
@@ -110,10 +114,11 @@ def _read_fields(cls: type) -> tuple[Field, ...]:
         default = f.default
         if default is dataclasses.MISSING and f.default_factory is not dataclasses.MISSING:
             default = f.default_factory()
-        found.append(Field(f.name, hint, limit, default, docs.get(f.name, "")))
+        found.append(Field(f.name, hint, limit, default, cls))
     return tuple(found)
 
 
+@cache
 def _field_docs(cls: type) -> dict[str, str]:
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 
@@ -11,7 +12,7 @@ from tests.papers.outcomes import outcome
 
 from fedrecall.errors import UserError
 from fedrecall.papers import PAPERS, load_paper, table
-from fedrecall.papers.results import Results
+from fedrecall.papers.results import Results, identity
 from fedrecall.papers.verdicts import (
     NOT_REPRODUCED,
     NOT_RUN,
@@ -608,3 +609,17 @@ def test_a_stand_in_that_is_under_way_says_nothing_of_the_cell():
     assert (v.word, v.difference) == (STAND_IN_PARTIAL, None)
     assert v.measured.summary.mean == pytest.approx(20.0)
     assert gain(of, cell, Results([run, base]), lenet).measured.mean == pytest.approx(0.0)  # which compares
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_switch_that_changes_a_cell_is_read_from_what_was_run_with_it(name):
+    paper = load_paper(name)
+    for t in paper.tables.values():
+        for cell in {c.method: c for c in t.cells}.values():
+            changing = {v.name: cell.config(variant=v) for v in paper.variants.values() if cell.changed_by(v)}
+            alike = Counter(map(identity, changing.values()))
+            for variant, config in changing.items():
+                read = paper.reading(cell, config)
+                assert read is not None
+                assert read.name == variant or alike[identity(config)] > 1, (cell.key, variant)
+            assert paper.reading(cell, cell.config()) is None

@@ -18,7 +18,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.errors import UserError, nearest
 from fedrecall.papers.quantities import QUANTITIES
-from fedrecall.papers.results import identity
+from fedrecall.papers.results import APART, identity
 
 PAPERS = ("fedntd", "fedcad", "fedssd", "sfedkd")
 
@@ -284,11 +284,29 @@ class Paper:
     def reading(self, cell: Cell, config: Config) -> Variant | None:
         """The variant that makes the cell's setup this config, if one does, or several together."""
         held = flat(config)
+        if any(held.get(k) != v for k, v in self._settled(cell).items()):
+            return None
         found = [v for v in self.variants.values() if v.in_force(cell, held)]
         if not found:
             return None
         together = _combined(found)
         return together if identity(cell.config(variant=together)) == identity(config) else None
+
+    def _settled(self, cell: Cell) -> Settings:
+        """Of the cell's setup, what no variant changes.
+
+        It is compared first, since to make each variant's config of each cell takes long.
+        """
+        if cell.key not in self._settled_of:
+            told = {"algorithm", *APART, *(key for v in self.variants.values() for key in v.settings)}
+            self._settled_of[cell.key] = {
+                k: v for k, v in flat(cell.config()).items() if not {k, k.partition(".")[0]} & told
+            }
+        return self._settled_of[cell.key]
+
+    @cached_property
+    def _settled_of(self) -> dict[str, Settings]:
+        return {}
 
 
 def _of_an_algorithm(method: str) -> bool:

@@ -255,7 +255,9 @@ def measure(
 def tried(paper: Paper, cell: Cell, results: Results) -> list[Variant]:
     """The switches, and switches together, with which the cell was run."""
     found = {}
-    setups = {run.identity: run.config for run in results.about(cell.config()) if run.done or run.failed}
+    own = cell.config()
+    setups = {run.identity: run.config for run in results.about(own) if run.done or run.failed}
+    setups.pop(identity(own), None)  # no switch makes it what it is
     for config in setups.values():
         if (v := paper.reading(cell, config)) is not None:
             found[v.name] = v
