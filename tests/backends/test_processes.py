@@ -15,7 +15,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -770,6 +770,7 @@ def test_one_visit_is_made_here(opened):
 def test_auto_takes_processes_for_much_work_side_by_side_only(monkeypatch):
     monkeypatch.setattr(processes, "cores", lambda: 4)
     assert choose(work(chains=5)) == "serial"  # too little to do
+    assert choose(replace(work(chains=5), recipe=Recipe(20, batch_size=1))) == "processes"  # many steps
     monkeypatch.setattr("fedrecall.backends.WORTH_PROCESSES", 1.0)
     assert choose(work(chains=5)) == "processes"
     assert choose(work(chains=1)) == "serial"

@@ -26,6 +26,8 @@ OPTIONS = Registry(
 
 WORTH_PROCESSES = 2e9
 """Trained examples x parameters in a round from which on `auto` starts processes: half a second of work."""
+WORTH_OF_A_STEP = 1e7
+"""Examples x parameters in the time that a step takes however small it is: 2.5 ms."""
 
 
 def open_backend(name: str, work: Work) -> Backend:
@@ -54,10 +56,10 @@ def choose(work: Work) -> str:
     workers = work.workers or cores()
     if workers < 2 or work.chains < 2:
         return "serial"
-    examples = sum(map(len, work.federation.parts)) / max(len(work.federation), 1)
+    examples = sum(map(len, work.federation.parts)) // max(len(work.federation), 1)
     parameters = sum(p.numel() for p in work.model.initial().params.values())
-    round_work = work.chains * examples * work.recipe.local_epochs * parameters
-    return "processes" if round_work >= WORTH_PROCESSES else "serial"
+    visit = work.recipe.local_epochs * examples * parameters + work.recipe.steps(examples) * WORTH_OF_A_STEP
+    return "processes" if work.chains * visit >= WORTH_PROCESSES else "serial"
 
 
 def _load(name: str) -> Callable[..., Backend]:
