@@ -52,6 +52,8 @@ def write(path: Path, content: bytes) -> None:
     if found(path, _special):
         path.write_bytes(content)
         return
+    if not path.name:  # "." or "/", of which no neighbour can be named
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -653,7 +653,7 @@ def test_the_command_that_goes_on_with_a_run_does(call, tmp_path, monkeypatch):
 def test_what_cannot_be_written_is_one_sentence(call, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
-    for where in ("file/x.json", "folder"):
+    for where in ("file/x.json", "folder", "."):
         code, out, err = call("compare", "fedavg", *SMALL, "--json", where)
         assert code == 2
         assert f"cannot write {where}" in err
@@ -664,6 +664,25 @@ def test_what_cannot_be_written_is_one_sentence(call, tmp_path):
     code, _, err = call("partition", "--dataset", "digits", "--clients", "10", "--picture", "p.xyz")
     assert code == 2
     assert "cannot draw p.xyz: Format 'xyz' is not supported" in " ".join(err.split())
+
+
+def _paths():
+    """Every argument and option of every command that names a file or folder."""
+    commands = typer.main.get_command(app)
+    for name in COMMANDS:
+        for param in commands.get_command(None, name).params:
+            if isinstance(param.type, typer.models.TyperPath):
+                first = ["fedntd/fig4"] if name == "figure" else ["run"] if name == "predict" else []
+                words = [*first, ""] if param.param_type_name == "argument" else [param.opts[0], ""]
+                yield pytest.param([name, *words], id=f"{name} {param.opts[0]}")
+
+
+@pytest.mark.parametrize("words", list(_paths()))
+def test_a_path_without_a_name_is_not_taken_for_this_folder(call, tmp_path, words):
+    code, _, err = call(*words)
+    assert code == 2
+    assert "is empty: name it" in err.replace(" │ ", " ")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -757,6 +776,9 @@ def test_partition_draws_saves_and_pictures(call, tmp_path):
     parts, _ = partitions.load(tmp_path / "p.json")
     assert sum(map(len, parts)) == 1438
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    _, out, _ = call("partition", "--dataset", "digits", "--clients", "10", "--picture", "chart")
+    assert "picture: chart.png" in out
+    assert (tmp_path / "chart.png").exists()
 
 
 def test_a_saved_partition_is_run_and_compared_as_it_was_drawn(call, tmp_path):

@@ -46,6 +46,9 @@ def test_report_of_nothing_is_a_users_mistake(tmp_path):
     assert "neither a run nor a folder of runs" in str(found.exception)
     found = invoke("report", write(tmp_path / "run"), "--out", tmp_path / "run" / "config.json" / "x.html")
     assert isinstance(found.exception, UserError)
+    for nameless in (".", "/"):
+        found = invoke("report", tmp_path / "run", "--out", nameless)
+        assert str(found.exception) == f"cannot write {nameless}: Is a directory."
 
 
 def test_watch_of_nothing_is_a_users_mistake(tmp_path):

@@ -47,6 +47,16 @@ COMMANDS = {
 """Where each is, and its line in the list of them: PyTorch, which most need, takes seconds to import."""
 
 
+class NamedPath(typer.models.TyperPath):
+    """A file or folder by its name; of an empty one (``--out "$UNSET"``) `Path` makes the working folder."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The path, or a usage error."""
+        if value == "":
+            self.fail("the name of a file or folder is empty: name it, or leave the option out.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Commands(typer.core.TyperGroup):
     """The commands; one that a signal stopped says so and ends with the signal's exit code.
 
@@ -89,6 +99,8 @@ class Commands(typer.core.TyperGroup):
         if command is not None and command.callback is not None:
             declared = inspect.signature(command.callback).parameters
             for param in command.params:
+                if type(param.type) is typer.models.TyperPath:
+                    param.type.__class__ = NamedPath
                 if isinstance(param, typer.core.TyperArgument) and param.help is None:
                     marks = getattr(declared[str(param.name)].annotation, "__metadata__", ())
                     param.help = next(

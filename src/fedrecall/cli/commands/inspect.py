@@ -232,8 +232,8 @@ def partition_command(
             partitions.save(save, parts, {**settings, **told, "data": provenance.facts(dataset)})
         out.print(f"partition: {save}", markup=False)
     if picture is not None:
-        draw_partition(counts, dataset.class_names, picture)
-        out.print(f"picture: {picture}", markup=False)
+        drawn = draw_partition(counts, dataset.class_names, picture)
+        out.print(f"picture: {drawn}", markup=False)
 
 
 _DEALT_BY = ("dataset", "partition", "clients", "seed", "partition_seed", "global_seed")
@@ -259,9 +259,12 @@ def _chart(counts: np.ndarray, names: tuple[str, ...], origins: list[list[str]] 
     return text
 
 
-def draw_partition(counts: np.ndarray, names: tuple[str, ...], path: Path) -> None:
-    """The chart as a picture: bubbles of clients × classes."""
+def draw_partition(counts: np.ndarray, names: tuple[str, ...], path: Path) -> Path:
+    """The chart as a picture, bubbles of clients × classes; returns its path (.png if no kind is named)."""
     from matplotlib.figure import Figure
+
+    if path.name and not path.suffix:
+        path = path.with_name(f"{path.name}.png")
 
     figure = Figure(figsize=(max(4.0, 0.14 * len(counts)), max(2.5, 0.28 * len(names))), layout="constrained")
     axes = figure.subplots()
@@ -275,6 +278,7 @@ def draw_partition(counts: np.ndarray, names: tuple[str, ...], path: Path) -> No
         figure.savefig(path)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot draw {path}: {error}.") from error
+    return path
 
 
 @app.command("doctor")
