@@ -65,7 +65,8 @@ bench: setup-test ## measure the speed of the backends
 	$(ONE_THREAD) $(TEST)/python -m benchmarks
 
 torture: setup-test ## the long proofs: kills, bad input, harmed workers, long runs, a device that is no CPU
-	$(ONE_THREAD) $(TEST)/python -m pytest -m slow
+	$(ONE_THREAD) $(TEST)/python -m pytest -m slow --ignore tests/backends/test_elsewhere.py
+	$(ONE_THREAD) $(TEST)/python -m pytest -m slow tests/backends/test_elsewhere.py
 	$(TEST)/python -m tools.reliability
 
 docs: setup-test ## write the generated pages of docs/

@@ -2,7 +2,8 @@
 
 Where there is a GPU, `test_vectorised.py` asks it. This asks `elsewhere.cpp`, a device that the CPU plays and
 whose tensors do not mix with the CPU's: one made on the wrong side is an error there as on a GPU.
-PyTorch must be told of it before the process takes its first gradient: run these alone or with `-m slow`.
+PyTorch must be told of it before the process takes its first gradient, and once a gradient was taken there
+a fork of the process can take none: run these alone, as `make torture` does.
 """
 
 import contextlib

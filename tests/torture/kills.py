@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,12 +123,15 @@ def forked(fn: Callable[[], Any], seconds: float | None = None) -> int:
     pid = os.fork()
     if pid == 0:
         code = 1
+        said = os.dup(2)
         try:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
             fn()
             code = 0
+        except BaseException:
+            os.write(said, traceback.format_exc().encode())
         finally:
             os._exit(code)
     if seconds is not None:
