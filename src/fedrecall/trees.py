@@ -4,7 +4,7 @@ A tree is a tensor, a dict of trees with string keys, or a (named) tuple of tree
 (``None``, a number) is carried along unchanged and is not a leaf.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -18,11 +18,22 @@ Tree = TypeVar("Tree")
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the tree with its dotted path, in a fixed order."""
+    found: list[tuple[str, Tensor]] = []
+    _collect(tree, path, found)
+    return iter(found)
+
+
+def _collect(tree: Any, path: str, found: list[tuple[str, Tensor]]) -> None:
+    """`leaves`, which every visit asks for dozens of times: a list is filled in half a generator's time."""
     if isinstance(tree, Tensor):
-        yield path, tree
-    else:
-        for name, child in _children(tree):
-            yield from leaves(child, f"{path}/{name}" if path else name)
+        found.append((path, tree))
+        return
+    before = f"{path}/" if path else ""
+    for name, child in _children(tree):
+        if isinstance(child, Tensor):
+            found.append((before + name, child))
+        else:
+            _collect(child, before + name, found)
 
 
 def transform(fn: Callable[..., Any], tree: Tree, *others: Any) -> Tree:
@@ -136,11 +147,10 @@ def finite(tree: Any) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in found)
 
 
-def _children(tree: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, Mapping):
-        yield from tree.items()
-    elif isinstance(tree, tuple):
-        yield from zip(getattr(tree, "_fields", map(str, range(len(tree)))), tree, strict=True)
+def _children(tree: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(tree, tuple):
+        return zip(getattr(tree, "_fields", map(str, range(len(tree)))), tree, strict=True)
+    return tree.items() if isinstance(tree, (dict, Mapping)) else ()  # a dict is known sooner
 
 
 def _like(template: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
