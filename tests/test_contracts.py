@@ -154,6 +154,22 @@ WRONG = {
         ),
         "`aggregate` changes weights/params/.* of the server's state in place",
     ),
+    "a state that was not refined but forgotten": (
+        replaced(refine=lambda self, model, server, auxiliary: None),
+        "`refine` returns nothing: it must be the server's state",
+    ),
+    "a part of a model that was refined": (
+        replaced(refine=lambda self, model, server, auxiliary: Server(without_first(server.weights))),
+        "the server's state, which `refine` returns, lacks weights/params/",
+    ),
+    "a refinement in place": (
+        replaced(
+            refine=lambda self, model, server, auxiliary: (
+                [p.mul_(2) for p in server.weights.params.values()] and server
+            )
+        ),
+        "`refine` changes weights/params/.* of the server's state in place",
+    ),
     "no model travels down": (
         replaced(broadcast=lambda self, model, server, auxiliary: Kept(server.weights)),
         "`broadcast` returns a Kept: it must be what travels down",
@@ -492,6 +508,7 @@ def noise(where: str) -> type[FedAvg]:
         "finish": lambda self, model, weights, anchor, memory, data, sgd: (Up(shaken(weights)), memory),
         "broadcast": lambda self, model, server, auxiliary: Down(shaken(server.weights)),
         "aggregate": lambda self, server, ups, cohort: Server(shaken(cohort.mean(ups.weights))),
+        "refine": lambda self, model, server, auxiliary: Server(shaken(server.weights)),
         "arrange": lambda self, sampled, round_number: [
             sampled[i] for i in torch.randperm(len(sampled)).tolist()
         ],
@@ -514,7 +531,7 @@ def pulled(self: Any, model: Any, params: Any, anchor: Any, batch: Any) -> Tenso
     return FedAvg.loss(self, model, params, anchor, batch) + sum(apart)
 
 
-HOOKS = ["prepare", "loss", "finish", "broadcast", "aggregate", "arrange", "relay", "remember"]
+HOOKS = ["prepare", "loss", "finish", "broadcast", "aggregate", "refine", "arrange", "relay", "remember"]
 
 
 @pytest.mark.parametrize("where", HOOKS)
@@ -564,7 +581,7 @@ def test_clients_draw_apart_from_each_other(monkeypatch):
     assert len(drawn) == len(set(drawn)) == 6  # three clients, two rounds
 
 
-@pytest.mark.parametrize("where", ["prepare", "loss", "finish", "broadcast", "aggregate"])
+@pytest.mark.parametrize("where", ["prepare", "loss", "finish", "broadcast", "aggregate", "refine"])
 def test_what_is_secret_does_not_follow_from_the_seed(where, monkeypatch):
     quiet = dataclass(frozen=True)(type("Quiet", (noise(where),), {"secret": property(lambda self: True)}))
     one, two = (played(quiet, monkeypatch, sample=6).weights for _ in range(2))

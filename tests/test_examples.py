@@ -12,11 +12,13 @@ from tools import reliability
 
 import fedrecall
 from fedrecall import config as configs
-from fedrecall import files
+from fedrecall import files, rounds
+from fedrecall.algorithms.fedavg import Down, FedAvg
 from fedrecall.cli import main
 from fedrecall.experiment import Experiment
 from fedrecall.measures.accuracy import accuracy, evaluate
 from fedrecall.models.model import Weights
+from fedrecall.training import visit
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -153,6 +155,56 @@ def test_the_example_with_a_memory_is_fedavg_without_its_teacher_and_remembers_w
     resumed = fedrecall.run(tmp_path / "run", resume=True, rounds=3)
     for name, value in whole.weights.params.items():
         assert value.equal(resumed.weights.params[name])
+
+
+@pytest.mark.parametrize("backend", ["serial", "processes", "vectorised"])
+def test_a_server_that_learns_from_its_clients_models(backend, tmp_path):
+    how = {
+        "dataset": "digits",
+        "clients": 4,
+        "sample": 3,
+        "model": "cnn:4",
+        "backend": backend,
+        "workers": 2,
+        "seed": 1,
+        "precision": "float64",
+        "auxiliary_per_class": 4,
+        "local_epochs": 1,
+    }
+    rate, spec = 0.1, f"{EXAMPLES / 'feddf.py'}:FedDF"
+    taught = {"algorithm": f"{spec}:auxiliary_per_class=4,epochs=1,rate={rate}", **how}
+    done = fedrecall.run(tmp_path / "run", rounds=2, **taught)
+    resumed = fedrecall.run(tmp_path / "run", rounds=3, resume=True, **taught)
+    whole = fedrecall.run(rounds=3, **taught)
+    assert all(torch.equal(whole.weights.params[n], p) for n, p in resumed.weights.params.items())
+    untaught = fedrecall.run(algorithm=f"{spec}:epochs=0,auxiliary_per_class=2", rounds=1, **how)
+    plain = fedrecall.run(algorithm="fedavg", rounds=1, **how)
+    for n, p in plain.weights.params.items():
+        assert torch.equal(untaught.weights.params[n], p)
+    # One round by hand: clients one by one, their logits' mean, one step of SGD a batch.
+    experiment = Experiment(done.config)
+    model, federation, down = experiment.model, experiment.federation, Down(experiment.model.initial())
+    sampled = rounds.sample(4, 3, 1, 1)
+    visits = [
+        visit(FedAvg(), model, done.config.training, federation.client(k), down, None, seed=1, **where)
+        for k in sampled
+        for where in [{"round_number": 1, "client": k}]
+    ]
+    clients = [v.up.weights for v in visits]
+    mean = plain.weights.params
+    params = {n: p.clone().requires_grad_() for n, p in mean.items()}
+    sgd = torch.optim.SGD([*params.values()], rate)
+    for batch in federation.auxiliary.batches(32):
+        logits = [torch.func.functional_call(model.module, c.params, (batch.x,)) for c in clients]
+        soft = torch.stack(logits).mean(0).softmax(1)
+        sgd.zero_grad()
+        said = torch.func.functional_call(model.module, params, (batch.x,)).log_softmax(1)
+        (soft * (soft.log() - said)).sum(1).mean().backward()
+        sgd.step()
+    once = fedrecall.run(rounds=1, **taught)
+    for n, p in params.items():
+        assert torch.allclose(once.weights.params[n], p, atol=1e-12), n
+        assert not torch.equal(once.weights.params[n], mean[n])
 
 
 def test_a_data_set_of_ones_own_is_that_of_its_arrays(tmp_path, monkeypatch):

@@ -614,3 +614,17 @@ def test_a_long_update_is_measured_in_double_precision():
     moved = {"w": torch.full((1, 2), 3e38)}  # whose length is beyond single precision
     scale = float(Private(clip=1.0, noise=0.0)._scales(moved)[0])
     assert scale == pytest.approx(1 / (3e38 * math.sqrt(2)), rel=1e-6, abs=0)
+
+
+@dataclass(frozen=True)
+class Halving(FedAvg):
+    def refine(self, model, server, auxiliary):
+        return server._replace(weights=trees.transform(lambda t: t / 2, server.weights))
+
+
+def test_a_protected_algorithm_refines_what_has_its_noise():
+    algorithm = Private(of=Halving, noise=1.0)
+    server = server_of(algorithm, [4.0])
+    refined = algorithm.refine(None, server, None)
+    assert refined.weights.params["w"].tolist() == [2.0]
+    assert refined[1:] == server[1:]

@@ -1,5 +1,6 @@
 """Who is sampled, how chains are walked, and what is combined."""
 
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -119,6 +120,24 @@ def test_sound_uploads_that_make_what_is_no_number_end_the_run(bad):
     assert played.server.weights.params["w"].item() == 0
 
 
+def test_a_server_refines_what_it_aggregated_and_nothing_if_everyone_fails():
+    @dataclass(frozen=True)
+    class Doubling(FedAvg):
+        by: float = 2.0
+
+        def refine(self, model: Any, server: Any, auxiliary: Any) -> Any:
+            params = {n: p * self.by for n, p in server.weights.params.items()}
+            return server._replace(weights=server.weights._replace(params=params))
+
+    plain, _ = play([4, 1], 2)
+    refined, _ = play([4, 1], 2, algorithm=Doubling())
+    assert refined.server.weights.params["w"].item() == 2 * plain.server.weights.params["w"].item() != 0
+    with pytest.raises(Diverged, match="what `refine` makes of them holds NaN or Inf\\."):
+        play([4, 1], 2, algorithm=Doubling(math.nan))
+    played, _ = play([4, 1], 2, failing=[4, 1], algorithm=Doubling(math.nan))
+    assert played.server.weights.params["w"].item() == 0
+
+
 def test_every_link_is_given_to_algorithms_that_ask():
     @dataclass(frozen=True)
     class Nosy(FedAvg):
@@ -187,6 +206,10 @@ def test_what_a_servers_hooks_draw_differs_by_hook_chain_link_and_round_and_is_r
             self.note("aggregate")
             return super().aggregate(server, ups, cohort)
 
+        def refine(self, model, server, auxiliary):
+            self.note("refine")
+            return server
+
     def walked(number):
         backend = Scripted()
         dialogue = rounds.walk(
@@ -205,7 +228,7 @@ def test_what_a_servers_hooks_draw_differs_by_hook_chain_link_and_round_and_is_r
 
     for now in ((1,), (2,)):
         walked(*now)
-    assert len(drawn) == 2 * (1 + 2 * 2 + 1)
+    assert len(drawn) == 2 * (1 + 2 * 2 + 2)
     assert len(set(drawn.values())) == len(drawn)
     before = dict(drawn)
     for now in ((1,), (2,)):

@@ -352,6 +352,10 @@ class Private(FedAvg):
             self.inner.aggregate(server.inner, told, everyone), torch.tensor(number), sizes, server.key
         )
 
+    def refine(self, model: Model, server: Server, auxiliary: LocalData | None) -> Server:
+        """As the protected algorithm does: of the mean with its noise, and of the server's own examples."""
+        return server._replace(inner=self.inner.refine(model, server.inner, auxiliary))
+
     def recount(self, server: Server, rounds: int) -> Server:
         """A mean that others may have seen counts, though the round is played again, with other noise."""
         return server._replace(round=server.round.clamp_min(rounds))

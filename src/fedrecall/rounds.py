@@ -143,6 +143,9 @@ def walk(
                         downs[job.chain] = _relayed(algorithm, job.down, visit.up)
     with chance("aggregate"):
         server = combine(algorithm, server, visits, population)
+    if any(visit.failure is None for row in visits for visit in row):
+        with chance("refine"), contracts.untouched(server, "refine", "the server's state"):
+            server = _state(algorithm.refine(model, server, auxiliary), server, "refine")
     kept = [memory for row in before for memory in row]
     return Round(server, chains, [v for row in visits for v in row], bytes_down, bytes_up, kept)
 
@@ -192,10 +195,18 @@ def combine(algorithm: FedAvg, server: Any, visits: Sequence[Sequence[Visit]], p
     stacked = trees.stack(ups, copy=False)  # which may be the uploads themselves
     given = contracts.untouched(server, "aggregate", "the server's state")
     with given, contracts.untouched(stacked, "aggregate", "the uploads"):
-        made = trees.without_graph(algorithm.aggregate(server, stacked, cohort))
-    contracts.weighted(made, "aggregate", "the server's state")
+        return _state(algorithm.aggregate(server, stacked, cohort), server, "aggregate")
+
+
+def _state(made: Any, before: Any, hook: str) -> Any:
+    """The server's state that a hook makes of the one before."""
+    if made is before:
+        return made
+    made = trees.without_graph(made)
+    contracts.weighted(made, hook, "the server's state")
     if not trees.finite(made):
-        raise Diverged("what the round's uploads make holds NaN or Inf.")
-    contracts.alike(made, server, "aggregate", "the server's state", "start")
-    contracts.full(made.weights, server.weights, "aggregate", "the server's state")
+        source = "the round's uploads make" if hook == "aggregate" else f"`{hook}` makes of them"
+        raise Diverged(f"what {source} holds NaN or Inf.")
+    contracts.alike(made, before, hook, "the server's state", "start")
+    contracts.full(made.weights, before.weights, hook, "the server's state")
     return made

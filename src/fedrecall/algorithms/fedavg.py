@@ -122,6 +122,10 @@ class FedAvg:
         """The server's state after the round."""
         return server._replace(weights=cohort.mean(ups.weights))
 
+    def refine(self, model: Model, server: Any, auxiliary: LocalData | None) -> Any:
+        """The server's state after what the server itself learns, once it has aggregated."""
+        return server
+
     def report(self, server: Any) -> dict[str, float]:
         """What the record of an evaluated round says of the server's state, by name."""
         return {}
