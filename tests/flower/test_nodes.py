@@ -87,12 +87,15 @@ def same(a: object, b: object) -> None:
     torch.testing.assert_close(trees.arrays(a), trees.arrays(b), rtol=1e-12, atol=1e-12)
 
 
-SPECS = {"fedssd": "fedssd:m_max=2,auxiliary_per_class=4"}
+SPECS = {
+    "fedssd": "fedssd:m_max=2,auxiliary_per_class=4",
+    "feddf": "examples.feddf:FedDF:auxiliary_per_class=4",  # a server that learns, too
+}
 MODELS = {"fedalign": "mlp:16"}  # which knows its last block
 
 
 @pytest.mark.no_cover  # others cover it, and an algorithm at a time is what takes longest
-@pytest.mark.parametrize("name", [n for n in ALGORITHMS if n != "private"])
+@pytest.mark.parametrize("name", [*(n for n in ALGORITHMS if n != "private"), "feddf"])
 @pytest.mark.parametrize("chains", ["", 2])
 def test_a_federation_computes_what_one_machine_does(name, chains, tmp_path):
     settings = {"algorithm": SPECS.get(name, name), "model": MODELS.get(name, BASE["model"])}
