@@ -170,6 +170,18 @@ WRONG = {
         ),
         "`refine` changes weights/params/.* of the server's state in place",
     ),
+    "whom nobody knows is invited": (
+        replaced(invite=lambda self, server, population, count, round_number: [0, 1, population]),
+        r"`invite` returns \[0, 1, 6\]: it must be 3 different clients of 0 to 5, or None",
+    ),
+    "the same client is invited twice": (
+        replaced(invite=lambda self, server, population, count, round_number: torch.tensor([1, 1, 2])),
+        r"`invite` returns tensor\(\[1, 1, 2\]\): it must be 3 different clients",
+    ),
+    "too few are invited": (
+        replaced(invite=lambda self, server, population, count, round_number: range(count - 1)),
+        r"`invite` returns range\(0, 2\): it must be 3 different clients",
+    ),
     "no model travels down": (
         replaced(broadcast=lambda self, model, server, auxiliary: Kept(server.weights)),
         "`broadcast` returns a Kept: it must be what travels down",
@@ -509,6 +521,7 @@ def noise(where: str) -> type[FedAvg]:
         "broadcast": lambda self, model, server, auxiliary: Down(shaken(server.weights)),
         "aggregate": lambda self, server, ups, cohort: Server(shaken(cohort.mean(ups.weights))),
         "refine": lambda self, model, server, auxiliary: Server(shaken(server.weights)),
+        "invite": lambda self, server, population, count, round_number: torch.randperm(population)[:count],
         "arrange": lambda self, sampled, round_number: [
             sampled[i] for i in torch.randperm(len(sampled)).tolist()
         ],
@@ -531,7 +544,18 @@ def pulled(self: Any, model: Any, params: Any, anchor: Any, batch: Any) -> Tenso
     return FedAvg.loss(self, model, params, anchor, batch) + sum(apart)
 
 
-HOOKS = ["prepare", "loss", "finish", "broadcast", "aggregate", "refine", "arrange", "relay", "remember"]
+HOOKS = [
+    "prepare",
+    "loss",
+    "finish",
+    "broadcast",
+    "aggregate",
+    "refine",
+    "invite",
+    "arrange",
+    "relay",
+    "remember",
+]
 
 
 @pytest.mark.parametrize("where", HOOKS)

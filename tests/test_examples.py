@@ -207,6 +207,27 @@ def test_a_server_that_learns_from_its_clients_models(backend, tmp_path):
         assert not torch.equal(once.weights.params[n], mean[n])
 
 
+def test_a_server_that_invites_whom_it_does_badly_by(tmp_path):
+    hard = f"{EXAMPLES / 'fedhard.py'}:FedHard:power=50"
+    how = {"dataset": "digits", "clients": 10, "sample": 2, "model": "mlp:8", "seed": 1, "local_epochs": 1}
+    how |= {"partition": "shards:2", "precision": "float64", "backend": "serial"}
+    whole = fedrecall.run(algorithm=hard, rounds=6, **how)
+    begun = fedrecall.run(tmp_path / "run", algorithm=hard, rounds=1, **how)
+    experiment = Experiment(begun.config, tmp_path / "run", resume=True)
+    experiment.close()
+    # By hand: who came in the first round, as anybody might have, and how the first model did there.
+    first = rounds.sample(10, 2, 1, 1)
+    losses = [evaluate(begun.model, begun.model.initial(), begun.federation.client(k)).loss for k in first]
+    expected = torch.zeros(10).index_put((torch.tensor(first),), torch.tensor(losses, dtype=torch.float32))
+    torch.testing.assert_close(experiment.server.losses, expected)
+    # The worst, and whom it never met, come; the others next to never.
+    known = experiment.server._replace(losses=torch.tensor([1.0, 0.0, 3.0, 2.0]))
+    assert {frozenset(experiment.algorithm.invite(known, 4, 2, n)) for n in range(20)} == {frozenset({1, 2})}
+    resumed = fedrecall.run(tmp_path / "run", algorithm=hard, rounds=6, resume=True, **how)
+    assert [r["chains"] for r in resumed.history] == [r["chains"] for r in whole.history]
+    assert all(torch.equal(p, resumed.weights.params[n]) for n, p in whole.weights.params.items())
+
+
 def test_a_data_set_of_ones_own_is_that_of_its_arrays(tmp_path, monkeypatch):
     stream = np.random.default_rng(3)
     x, y = stream.integers(0, 256, (60, 8, 8), dtype=np.uint8), np.arange(60) % 3

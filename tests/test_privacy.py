@@ -628,3 +628,15 @@ def test_a_protected_algorithm_refines_what_has_its_noise():
     refined = algorithm.refine(None, server, None)
     assert refined.weights.params["w"].tolist() == [2.0]
     assert refined[1:] == server[1:]
+
+
+@dataclass(frozen=True)
+class Choosy(FedAvg):
+    def invite(self, server, population, count, round_number):
+        return range(count)
+
+
+def test_whom_an_algorithm_invites_no_draw_hides():
+    assert protectable(Choosy()) == "Choosy invites clients of its choice, which a random draw would hide"
+    with pytest.raises(UserError, match="Choosy invites clients of its choice"):
+        Private(of=Choosy)

@@ -139,12 +139,20 @@ def gradients(grads: Any, params: dict[str, Tensor]) -> dict[str, Tensor]:
     return grads
 
 
+def invited(clients: Any, population: int, count: int) -> list[int]:
+    """Who takes part, or UserError."""
+    found = _whole(clients)
+    if len(found) != count or len({*found}) != count or not all(0 <= k < population for k in found):
+        raise UserError(
+            f"`invite` returns {specs.shown(clients)}: it must be {count} different clients of 0 to "
+            f"{population - 1}, or None for a random draw."
+        )
+    return found
+
+
 def order(arranged: Any, sampled: Sequence[int]) -> list[int]:
     """The order of the sampled clients, or UserError."""
-    try:
-        found = [int(k) for k in arranged]
-    except (TypeError, ValueError):
-        found = []
+    found = _whole(arranged)
     if sorted(found) != sorted(sampled):
         raise UserError(
             f"`arrange` returns {arranged!r}: it must be the clients that it was given, in another order."
@@ -201,6 +209,13 @@ def unchanged(before: Structure, after: Structure) -> None:
                 f"the network's forward changes its buffer {name!r}, which is registered with "
                 "persistent=False: what one client trains would reach the next. Register it as persistent."
             )
+
+
+def _whole(given: Any) -> list[int]:
+    try:
+        return [int(k) for k in given]
+    except (TypeError, ValueError):
+        return []
 
 
 def _single(value: Any) -> bool:

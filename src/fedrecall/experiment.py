@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fedrecall import config as configs
-from fedrecall import contracts, files, global_draws, payloads, provenance, rounds, specs, streams, trees
+from fedrecall import contracts, files, payloads, provenance, rounds, specs, streams, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.backends import open_backend
@@ -405,6 +405,15 @@ class Experiment:
         """The round as its clients play it."""
         config = self.config
         seed = None if self.algorithm.secret else config.seed
+        sampled = rounds.drawn(
+            self.algorithm,
+            self.server,
+            population=len(self.federation),
+            count=config.sampled,
+            seed=seed,
+            global_seed=config.global_seed,
+            round_number=number,
+        )
         return (
             yield from rounds.walk(
                 self.algorithm,
@@ -413,11 +422,7 @@ class Experiment:
                 self.memories,
                 self.federation.auxiliary,
                 population=len(self.federation),
-                sampled=(
-                    rounds.sample(len(self.federation), config.sampled, seed, number)
-                    if config.global_seed is None
-                    else global_draws.clients(len(self.federation), config.sampled, number)
-                ),
+                sampled=sampled,
                 chain_count=self._chain_count,
                 round_number=number,
                 seed=seed,

@@ -82,6 +82,8 @@ def protectable(algorithm: FedAvg) -> str | None:
     name = type(algorithm).__name__
     if algorithm.sequential:
         return f"{name} sends every client's model to the next client as it is"
+    if type(algorithm).invite is not FedAvg.invite:
+        return f"{name} invites clients of its choice, which a random draw would hide"
     up = _template(algorithm)
     if beyond := [field for field in up._fields if field != "weights"]:
         return f"{name} uploads {' and '.join(beyond)} beside the model, which have no bound"

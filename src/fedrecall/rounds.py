@@ -3,11 +3,12 @@
 import secrets
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedrecall import contracts, streams, trees
+from fedrecall import contracts, global_draws, streams, trees
 from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.algorithms.hooks import Cohort
 from fedrecall.backends.backend import Backend, Job
@@ -40,6 +41,32 @@ def sample(population: int, count: int, seed: int | None, round_number: int) -> 
         return secrets.SystemRandom().sample(range(population), count)
     stream = streams.numpy_stream(seed, "sample", round_number)
     return [int(k) for k in stream.choice(population, count, replace=False)]
+
+
+def drawn(
+    algorithm: FedAvg,
+    server: Any,
+    *,
+    population: int,
+    count: int,
+    seed: int | None,
+    global_seed: int | None,
+    round_number: int,
+) -> list[int]:
+    """Who takes part in a round: whom the algorithm invites, if it does, or a random draw."""
+    with _chance(seed, round_number, "invite"), contracts.untouched(server, "invite", "the server's state"):
+        invited = algorithm.invite(server, population, count, round_number)
+    if invited is not None:
+        return contracts.invited(invited, population, count)
+    if global_seed is not None:
+        return global_draws.clients(population, count, round_number)
+    return sample(population, count, seed, round_number)
+
+
+def _chance(seed: int | None, round_number: int, hook: str, *place: int) -> AbstractContextManager[None]:
+    """What a hook of the server's may draw from torch's own streams; without a seed nobody can tell what."""
+    known = secrets.randbits(63) if seed is None else seed
+    return streams.seeded(known, "hooks", round_number, hook, *place)
 
 
 T = TypeVar("T")
@@ -103,11 +130,7 @@ def walk(
     It asks for the visits of one link at a time, whoever makes them. ``seed``: of what the server's hooks
     may draw from torch's own streams; without one nobody can tell what they draw.
     """
-    known = secrets.randbits(63) if seed is None else seed
-
-    def chance(hook: str, *place: int) -> AbstractContextManager[None]:
-        return streams.seeded(known, "hooks", round_number, hook, *place)
-
+    chance = partial(_chance, seed, round_number)
     with chance("arrange"):
         order = contracts.order(algorithm.arrange(sampled, round_number), sampled)
     chains = [[int(k) for k in part] for part in np.array_split(order, chain_count)]

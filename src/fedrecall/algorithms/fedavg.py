@@ -88,8 +88,12 @@ class FedAvg:
         """The model that a client trains, and has: of one that travels, with what it keeps to itself."""
         return weights
 
+    def invite(self, server: Any, population: int, count: int, round_number: int) -> Sequence[int] | None:
+        """So many different clients that take part, of 0 to ``population`` - 1; None: a random draw."""
+        return None
+
     def arrange(self, sampled: Sequence[int], round_number: int) -> Sequence[int]:
-        """The order in which the sampled clients (a random one) form the chains."""
+        """The order in which the sampled clients (a random one, or that of `invite`) form the chains."""
         return sampled
 
     def broadcast(self, model: Model, server: Any, auxiliary: LocalData | None) -> Any:
