@@ -16,7 +16,8 @@ DEMO ?= compare fedavg fedntd fedseq --dataset digits --clients 20 --partition s
 	--rounds 10 --batch-size 10 --seeds 3
 # Two test processes, a file's tests all in one of them (Ray clusters and federations are made once a file).
 TEST_JOBS ?= 2
-PYTEST ?= -m "not slow" --cov --cov-report=term --numprocesses $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST ?= -m "not slow" --numprocesses $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
+COVERAGE ?= --cov --cov-report=term
 
 # Patient with slow networks, silent about pip's own version; wheels rather than builds.
 PIP = -m pip --disable-pip-version-check install --quiet --prefer-binary --retries 10 --timeout 180
@@ -39,7 +40,7 @@ demo: setup ## compare algorithms on the bundled digits
 setup-test: $(TEST_VENV)/.ready ## environment for developing it (.venv-test)
 
 test: lint ## lint, types and every quick test, with coverage
-	$(ONE_THREAD) $(TEST)/python -m pytest $(PYTEST)
+	$(ONE_THREAD) $(TEST)/python -m pytest $(PYTEST) $(COVERAGE)
 
 # Of what the package needs the lowest, of what that needs in turn and of the test tools the newest. PyPI's torch
 # brings several GB of CUDA libraries.
@@ -50,7 +51,7 @@ lowest: ## the quick tests with the lowest versions that pyproject.toml admits, 
 	  $(foreach extra,$(subst $(comma), ,$(LOWEST_EXTRAS)),--extra $(extra)) --output-file $(LOWEST_VENV)/lowest.txt
 	$(LOWEST)/uv pip install --quiet --python $(LOWEST)/python --constraint $(LOWEST_VENV)/lowest.txt \
 	  --editable '.[dev,$(LOWEST_EXTRAS)]'
-	$(ONE_THREAD) $(LOWEST)/python -m pytest $(PYTEST) --no-cov
+	$(ONE_THREAD) $(LOWEST)/python -m pytest $(PYTEST)
 
 lint: setup-test ## ruff and mypy
 	$(TEST)/ruff check .
