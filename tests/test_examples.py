@@ -177,20 +177,18 @@ def test_a_server_that_learns_from_its_clients_models(backend, tmp_path):
     resumed = fedrecall.run(tmp_path / "run", rounds=3, resume=True, **taught)
     whole = fedrecall.run(rounds=3, **taught)
     assert all(torch.equal(whole.weights.params[n], p) for n, p in resumed.weights.params.items())
-    untaught = fedrecall.run(algorithm=f"{spec}:epochs=0,auxiliary_per_class=2", rounds=1, **how)
+    untaught = fedrecall.run(algorithm=f"{spec}:auxiliary_per_class=4,epochs=0", rounds=1, **how)
     plain = fedrecall.run(algorithm="fedavg", rounds=1, **how)
     for n, p in plain.weights.params.items():
         assert torch.equal(untaught.weights.params[n], p)
     # One round by hand: clients one by one, their logits' mean, one step of SGD a batch.
     experiment = Experiment(done.config)
     model, federation, down = experiment.model, experiment.federation, Down(experiment.model.initial())
-    sampled = rounds.sample(4, 3, 1, 1)
-    visits = [
-        visit(FedAvg(), model, done.config.training, federation.client(k), down, None, seed=1, **where)
-        for k in sampled
-        for where in [{"round_number": 1, "client": k}]
-    ]
-    clients = [v.up.weights for v in visits]
+    clients = []
+    for k in rounds.sample(4, 3, 1, 1):
+        data, place = federation.client(k), {"round_number": 1, "client": k}
+        made = visit(FedAvg(), model, done.config.training, data, down, None, seed=1, **place)
+        clients.append(made.up.weights)
     mean = plain.weights.params
     params = {n: p.clone().requires_grad_() for n, p in mean.items()}
     sgd = torch.optim.SGD([*params.values()], rate)
