@@ -182,6 +182,32 @@ WRONG = {
         replaced(invite=lambda self, server, population, count, round_number: range(count - 1)),
         r"`invite` returns range\(0, 2\): it must be 3 different clients",
     ),
+    "nothing is unpacked": (
+        replaced(unpack=lambda self, up, down: None),
+        "`unpack` returns nothing: it must be what the client sends, a named tuple with the field weights",
+    ),
+    "a part of the model is unpacked": (
+        replaced(unpack=lambda self, up, down: Up(without_first(up.weights))),
+        "an upload, which `unpack` returns, has weights without",
+    ),
+    "a number is unpacked": (
+        replaced(unpack=lambda self, up, down: WithNumber(up.weights, 1.0)),
+        r"an upload, which `unpack` returns, has number = 1\.0: only tensors",
+    ),
+    "what is sent is unpacked in place": (
+        replaced(unpack=lambda self, up, down: [p.mul_(2) for p in up.weights.params.values()] and up),
+        "`unpack` changes 0/weights/params/.* of what it is given in place",
+    ),
+    "packed uploads of several shapes": (
+        replaced(
+            finish=lambda self, model, weights, anchor, memory, data, sgd: (
+                WithNumber(weights, torch.ones(data.number + 1)),
+                memory,
+            ),
+            unpack=lambda self, up, down: Up(up.weights),
+        ),
+        "clients send number in different forms",
+    ),
     "no model travels down": (
         replaced(broadcast=lambda self, model, server, auxiliary: Kept(server.weights)),
         "`broadcast` returns a Kept: it must be what travels down",
@@ -253,6 +279,12 @@ WRONG = {
     "a part of the model travels along a chain": (
         replaced(sequential=True, relay=lambda self, down, up: Down(without_first(up.weights))),
         "what travels down, which `relay` returns, lacks weights/params/",
+    ),
+    "a model of another shape that is passed on": (
+        replaced(
+            sequential=True, relay=lambda self, down, up: Down(trees.transform(lambda t: t[None], up.weights))
+        ),
+        r"what travels down, which `relay` returns, has .* of shape \[1, ",
     ),
     "no weights for weights": (
         finishing(lambda weights, k: Up(weights.params)),
@@ -525,6 +557,7 @@ def noise(where: str) -> type[FedAvg]:
         "arrange": lambda self, sampled, round_number: [
             sampled[i] for i in torch.randperm(len(sampled)).tolist()
         ],
+        "unpack": lambda self, up, down: Up(shaken(up.weights)),
         "relay": lambda self, down, up: Down(shaken(up.weights)),
         "remember": lambda self, weights: Kept(shaken(weights)),
     }
@@ -553,6 +586,7 @@ HOOKS = [
     "refine",
     "invite",
     "arrange",
+    "unpack",
     "relay",
     "remember",
 ]

@@ -226,6 +226,63 @@ def test_a_server_that_invites_whom_it_does_badly_by(tmp_path):
     assert all(torch.equal(p, resumed.weights.params[n]) for n, p in whole.weights.params.items())
 
 
+@pytest.mark.parametrize("backend", ["serial", "processes", "vectorised"])
+def test_clients_that_send_the_largest_entries_of_their_updates_and_remember_the_others(backend, tmp_path):
+    sparse = f"{EXAMPLES / 'fedsparse.py'}:FedSparse"
+    assert distance(f"{sparse}:share=1", backend=backend, workers=2) < 1e-6
+    how = {"dataset": "digits", "clients": 3, "sample": 3, "model": "mlp:8", "seed": 1, "local_epochs": 1}
+    how |= {"precision": "float64", "backend": backend, "workers": 2, "partition": "shards:2"}
+    whole = fedrecall.run(algorithm=f"{sparse}:share=0.1", rounds=2, **how)
+    fedrecall.run(tmp_path / "run", algorithm=f"{sparse}:share=0.1", rounds=1, **how)
+    resumed = fedrecall.run(tmp_path / "run", rounds=2, resume=True)
+    assert all(torch.equal(p, resumed.weights.params[n]) for n, p in whole.weights.params.items())
+    # By hand: of each client's update, and of what it has not said, a tenth.
+    model, federation = whole.model, whole.federation
+    now, unsaid = model.initial(), dict.fromkeys(range(3), 0.0)
+    sizes = [len(federation.client(k)) for k in range(3)]
+    for number in (1, 2):
+        start, total = torch.cat([p.flatten() for p in now.params.values()]), 0.0
+        for k in range(3):
+            data, place = federation.client(k), {"round_number": number, "client": k}
+            made = visit(FedAvg(), model, whole.config.training, data, Down(now), None, seed=1, **place)
+            update = torch.cat([p.flatten() for p in made.up.weights.params.values()]) - start + unsaid[k]
+            count = round(len(update) / 10)
+            said = torch.where(update.abs() >= update.abs().sort().values[-count], update, 0.0)
+            unsaid[k] = update - said
+            assert int((said != 0).sum()) == count
+            total = total + (start + said) * sizes[k] / sum(sizes)
+        parts = total.split([p.numel() for p in now.params.values()])
+        pairs = zip(now.params.items(), parts, strict=True)
+        now = Weights({n: part.view(p.shape) for (n, p), part in pairs}, {})
+    for n, p in now.params.items():
+        torch.testing.assert_close(whole.weights.params[n], p, rtol=0, atol=1e-12)
+    assert {r["bytes_up"] for r in whole.history} == {3 * (4 + 8) * count}
+
+
+def test_measures_see_what_the_sent_entries_stand_for():
+    found = {}
+    for algorithm in ("fedavg", f"{EXAMPLES / 'fedsparse.py'}:FedSparse:share=1"):
+        how = {"dataset": "digits", "clients": 4, "sample": 4, "model": "mlp:8", "precision": "float64"}
+        measures = ["locals", "divergence"]
+        result = fedrecall.run(algorithm=algorithm, rounds=2, backend="serial", measures=measures, **how)
+        found[algorithm] = [result.history[-1]["measures"][m] for m in measures]
+    one, other = found.values()
+    assert_alike(one, other)
+
+
+def assert_alike(one, other):
+    """Numbers of one form, to rounding."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert_alike(one[name], other[name])
+    elif isinstance(one, list):
+        for a, b in zip(one, other, strict=True):
+            assert_alike(a, b)
+    else:
+        assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
+
+
 def test_a_data_set_of_ones_own_is_that_of_its_arrays(tmp_path, monkeypatch):
     stream = np.random.default_rng(3)
     x, y = stream.integers(0, 256, (60, 8, 8), dtype=np.uint8), np.arange(60) % 3

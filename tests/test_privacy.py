@@ -636,6 +636,20 @@ class Choosy(FedAvg):
         return range(count)
 
 
+@dataclass(frozen=True)
+class Packing(FedAvg):
+    def unpack(self, up, down):
+        return up
+
+
+def test_what_clients_pack_is_no_mean_and_has_no_bound():
+    assert not sums(Packing())
+    with pytest.raises(
+        UserError, match="Packing packs its uploads, which can only be shortened and averaged"
+    ):
+        Private(of=Packing)
+
+
 def test_whom_an_algorithm_invites_no_draw_hides():
     assert protectable(Choosy()) == "Choosy invites clients of its choice, which a random draw would hide"
     with pytest.raises(UserError, match="Choosy invites clients of its choice"):

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -42,8 +42,8 @@ class Scripted:
         pass
 
 
-def play(sampled, chains, failing=(), algorithm=None):
-    backend = Scripted(failing)
+def play(sampled, chains, failing=(), algorithm=None, backend=None):
+    backend = backend or Scripted(failing)
     played = rounds.play(
         algorithm or FedAvg(),
         SimpleNamespace(constants=frozenset()),
@@ -138,6 +138,57 @@ def test_a_server_refines_what_it_aggregated_and_nothing_if_everyone_fails():
     assert played.server.weights.params["w"].item() == 0
 
 
+class Coded(NamedTuple):
+    code: torch.Tensor  # int8 []
+
+
+LEARNT = torch.tensor([*range(9), math.nan], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Codebook(FedAvg):
+    """Clients send the number of what they learnt."""
+
+    def unpack(self, up: Any, down: Any) -> Any:
+        learnt = down.weights.params["w"] + LEARNT[up.code.long()]
+        return Up(Weights({"w": learnt}, down.weights.buffers))
+
+
+class Coding(Scripted):
+    """Its clients send the codes that they are told, or their number."""
+
+    def __init__(self, codes=None):
+        super().__init__()
+        self.codes = codes or {}
+
+    def map(self, jobs):
+        for j, visit in zip(jobs, super().map(jobs), strict=True):
+            yield visit._replace(up=Coded(torch.tensor(self.codes.get(j.client, j.client), dtype=torch.int8)))
+
+
+def test_what_clients_pack_is_unpacked_with_what_each_of_them_was_sent():
+    played, backend = play([4, 1, 7], 1, algorithm=Codebook(), backend=Coding())
+    assert backend == [[(0, 4, 0.0)], [(0, 1, 4.0)], [(0, 7, 5.0)]]  # the next is sent what was unpacked
+    assert played.server.weights.params["w"].item() == 12
+    assert [v.up.weights.params["w"].item() for v in played.visits] == [4, 5, 12]
+    assert (played.bytes_down, played.bytes_up) == (3 * 16, 3)  # counted as it travels
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(9, "ValueError: it holds NaN or Inf"), (99, "IndexError: index 99 is out of bounds for dimension 0")],
+)
+def test_a_client_whose_upload_cannot_be_unpacked_failed(code, said):
+    played, _ = play([4, 1, 7], 3, algorithm=Codebook(), backend=Coding({7: code}))
+    alone, _ = play([4, 1], 2)
+    assert torch.equal(played.server.weights.params["w"], alone.server.weights.params["w"])
+    *good, lost = played.visits
+    assert [v.failure for v in good] == [None, None]
+    assert lost.up is None
+    assert math.isnan(lost.loss)
+    assert str(lost.failure).startswith(f"client 7, round 1: `unpack` makes nothing of its upload ({said}")
+
+
 def test_every_link_is_given_to_algorithms_that_ask():
     @dataclass(frozen=True)
     class Nosy(FedAvg):
@@ -202,6 +253,10 @@ def test_what_a_servers_hooks_draw_differs_by_hook_chain_link_and_round_and_is_r
             self.note("relay", up.weights.params["w"].item())
             return super().relay(down, up)
 
+        def unpack(self, up, down):
+            self.note("unpack", up.weights.params["w"].item())
+            return up
+
         def aggregate(self, server, ups, cohort):
             self.note("aggregate")
             return super().aggregate(server, ups, cohort)
@@ -228,7 +283,7 @@ def test_what_a_servers_hooks_draw_differs_by_hook_chain_link_and_round_and_is_r
 
     for now in ((1,), (2,)):
         walked(*now)
-    assert len(drawn) == 2 * (1 + 2 * 2 + 2)
+    assert len(drawn) == 2 * (1 + 2 * 3 + 2 * 2 + 2)
     assert len(set(drawn.values())) == len(drawn)
     before = dict(drawn)
     for now in ((1,), (2,)):
@@ -239,11 +294,17 @@ def test_what_a_servers_hooks_draw_differs_by_hook_chain_link_and_round_and_is_r
 def test_bytes_down_are_those_of_what_each_link_is_sent():
     """What travels along a chain may grow on its way."""
 
-    @dataclass(frozen=True)
-    class Growing(FedAvg):
-        def relay(self, down: Any, up: Any) -> Any:
-            longer = [0.0] * (len(down.weights.params["w"]) + 2)
-            return down._replace(weights=weights(*longer))
+    class Growing(NamedTuple):
+        weights: Weights
+        more: torch.Tensor
 
-    played, _ = play([4, 1, 7], 1, algorithm=Growing())
+    @dataclass(frozen=True)
+    class Grows(FedAvg):
+        def broadcast(self, model: Any, server: Any, auxiliary: Any) -> Any:
+            return Growing(server.weights, torch.zeros(0, dtype=torch.float64))
+
+        def relay(self, down: Any, up: Any) -> Any:
+            return Growing(up.weights, torch.cat([down.more, torch.zeros(2, dtype=torch.float64)]))
+
+    played, _ = play([4, 1, 7], 1, algorithm=Grows())
     assert played.bytes_down == sum(8 * numbers + 8 for numbers in (1, 3, 5))

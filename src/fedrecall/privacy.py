@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fedrecall import payloads, specs, streams, trees
 from fedrecall.algorithms import ALGORITHMS, FedAvg
+from fedrecall.algorithms.fedavg import packs
 from fedrecall.algorithms.hooks import Cohort, Sgd
 from fedrecall.batches import Batch, LocalData
 from fedrecall.errors import UserError
@@ -66,9 +67,11 @@ def sums(algorithm: FedAvg, *, equal: bool = True) -> bool:
 
     ``equal``: the mean with equal weights, of clients that count alike; otherwise weighted by
     numbers of examples. What has the property can run behind secure aggregation. What `protects` has
-    not, since it looks at every upload, even where it finds nothing to shorten.
+    not, since it looks at every upload, even where it finds nothing to shorten; nor has what clients pack.
     """
-    return not algorithm.protects and _sums(algorithm, _template(algorithm), equal)
+    if algorithm.protects or packs(algorithm):
+        return False
+    return _sums(algorithm, _template(algorithm), equal)
 
 
 def summed(*, equal: bool = True) -> list[str]:
@@ -84,6 +87,8 @@ def protectable(algorithm: FedAvg) -> str | None:
         return f"{name} sends every client's model to the next client as it is"
     if type(algorithm).invite is not FedAvg.invite:
         return f"{name} invites clients of its choice, which a random draw would hide"
+    if packs(algorithm):
+        return f"{name} packs its uploads, which can only be shortened and averaged as they are"
     up = _template(algorithm)
     if beyond := [field for field in up._fields if field != "weights"]:
         return f"{name} uploads {' and '.join(beyond)} beside the model, which have no bound"

@@ -1,22 +1,23 @@
 """One round: sample clients, walk the grid of chains and links, aggregate. The only loop over clients."""
 
+import math
 import secrets
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from fedrecall import contracts, global_draws, streams, trees
-from fedrecall.algorithms.fedavg import FedAvg, keeps_own
+from fedrecall.algorithms.fedavg import FedAvg, keeps_own, packs
 from fedrecall.algorithms.hooks import Cohort
 from fedrecall.backends.backend import Backend, Job
 from fedrecall.data.client import ClientData
-from fedrecall.errors import Diverged
+from fedrecall.errors import Diverged, UserError, lacks_memory
 from fedrecall.memories import Memories
 from fedrecall.models.model import Model
-from fedrecall.training import Visit
+from fedrecall.training import Failure, Visit
 
 
 class Round(NamedTuple):
@@ -141,6 +142,7 @@ def walk(
     contracts.full(down.weights, server.weights, "broadcast", "what travels down")
     downs = [down] * len(chains)
     visits: list[list[Visit]] = [[] for _ in chains]
+    packed: list[Any] = []
     before: list[list[Any]] = [[] for _ in chains]
     bytes_down = bytes_up = 0
     for link in range(max(map(len, chains))):
@@ -151,19 +153,19 @@ def walk(
                 jobs.append(Job(g, client, round_number, downs[g], memory))
                 bytes_down += trees.size_in_bytes(downs[g])
         for job, made in zip(jobs, (yield jobs), strict=True):
-            if made.failure is None:
-                contracts.carries(made.up, "finish", "an upload")
-                contracts.weighted(made.up, "finish", "what the client sends")
-                contracts.full(made.up.weights, down.weights, "finish", "an upload")
-            visit = _with_constants(model, made, job.down)
+            with chance("unpack", job.chain, link) if packs(algorithm) else nullcontext():
+                visit = received(algorithm, model, made, job)
             visits[job.chain].append(visit)
             before[job.chain] += [job.memory] if keeps_own(algorithm) else []
             if visit.failure is None:
-                bytes_up += trees.size_in_bytes(visit.up)
+                bytes_up += trees.size_in_bytes(made.up)
+                packed += [made.up] if packs(algorithm) else []
                 memories.put(visit.client, visit.memory)
                 if link + 1 < len(chains[job.chain]):
                     with chance("relay", job.chain, link):
                         downs[job.chain] = _relayed(algorithm, job.down, visit.up)
+    if packed:
+        contracts.one_form(packed)
     with chance("aggregate"):
         server = combine(algorithm, server, visits, population)
     if any(visit.failure is None for row in visits for visit in row):
@@ -179,16 +181,50 @@ def _relayed(algorithm: FedAvg, down: Any, up: Any) -> Any:
         made = trees.without_graph(algorithm.relay(down, up))
     contracts.weighted(made, "relay", "what travels down")
     contracts.alike(made, down, "relay", "what travels down", "broadcast")
+    contracts.full(made.weights, down.weights, "relay", "what travels down")
     return made
 
 
-def _with_constants(model: Model, visit: Visit, down: Any) -> Visit:
-    """The visit with frozen parameters as they were sent, whatever came of them on the way."""
-    if visit.failure is not None or not model.constants:
+def received(algorithm: FedAvg, model: Model, visit: Visit, job: Job) -> Visit:
+    """The visit with the upload that its client's stands for; it failed if that stands for none.
+
+    Frozen parameters are those that were sent, whatever came of them on the way.
+    """
+    if visit.failure is not None:
         return visit
-    sent, weights = down.weights.buffers, visit.up.weights
-    buffers = {n: sent[n] if n in model.constants else b for n, b in weights.buffers.items()}
-    return visit._replace(up=visit.up._replace(weights=weights._replace(buffers=buffers)))
+    contracts.carries(visit.up, "finish", "an upload")
+    up, hook = visit.up, "finish"
+    if packs(algorithm):
+        try:
+            up, hook = _unpacked(algorithm, visit.up, job.down), "unpack"
+        except (
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            RuntimeError,
+        ) as error:  # another host may send anything
+            if isinstance(error, UserError) or lacks_memory(error):
+                raise
+            reason = f"`unpack` makes nothing of its upload ({type(error).__name__}: {error})"
+            failure = Failure(visit.client, job.round, None, reason)
+            return visit._replace(up=None, memory=job.memory, loss=math.nan, failure=failure)
+    contracts.weighted(up, hook, "what the client sends")
+    contracts.full(up.weights, job.down.weights, hook, "an upload")
+    if model.constants:
+        sent, weights = job.down.weights.buffers, up.weights
+        buffers = {n: sent[n] if n in model.constants else b for n, b in weights.buffers.items()}
+        up = up._replace(weights=weights._replace(buffers=buffers))
+    return visit._replace(up=up)
+
+
+def _unpacked(algorithm: FedAvg, sent: Any, down: Any) -> Any:
+    """What an upload stands for, or ValueError if that is no number."""
+    with contracts.untouched((sent, down), "unpack", "what it is given"):
+        up = trees.without_graph(algorithm.unpack(sent, down))
+    contracts.carries(up, "unpack", "an upload")
+    if not trees.finite(up):
+        raise ValueError("it holds NaN or Inf")
+    return up
 
 
 def combine(algorithm: FedAvg, server: Any, visits: Sequence[Sequence[Visit]], population: int) -> Any:

@@ -90,12 +90,13 @@ def same(a: object, b: object) -> None:
 SPECS = {
     "fedssd": "fedssd:m_max=2,auxiliary_per_class=4",
     "feddf": "examples.feddf:FedDF:auxiliary_per_class=4",  # a server that learns, too
+    "fedsparse": "examples.fedsparse:FedSparse:share=0.2",  # clients that send less than a model
 }
 MODELS = {"fedalign": "mlp:16"}  # which knows its last block
 
 
 @pytest.mark.no_cover  # others cover it, and an algorithm at a time is what takes longest
-@pytest.mark.parametrize("name", [*(n for n in ALGORITHMS if n != "private"), "feddf"])
+@pytest.mark.parametrize("name", [*(n for n in ALGORITHMS if n != "private"), "feddf", "fedsparse"])
 @pytest.mark.parametrize("chains", ["", 2])
 def test_a_federation_computes_what_one_machine_does(name, chains, tmp_path):
     settings = {"algorithm": SPECS.get(name, name), "model": MODELS.get(name, BASE["model"])}
@@ -572,6 +573,16 @@ def test_an_upload_that_makes_the_model_nan_is_not_saved_and_the_run_can_go_on(t
     assert trees.finite(dict(kept.arrays))
     result = play(Grid(nodes(tmp_path / "nodes")), **run, resume=True)
     same(result.weights, alone(algorithm="fednova", rounds=3).server.weights)
+
+
+def test_an_upload_that_stands_for_no_model_leaves_its_client_out(tmp_path):
+    algorithm = SPECS["fedsparse"]
+    far = lying(tmp_path, 2, "places", lambda t: t + 10**6)
+    result = play(far, algorithm=algorithm, rounds=2)
+    assert result.history[0]["failures"] == []
+    (failure,) = result.history[1]["failures"]
+    assert failure.startswith("client 1, round 2: `unpack` makes nothing of its upload (IndexError: index 10")
+    assert trees.finite(result.weights)
 
 
 def test_a_model_too_far_gone_to_be_tested_at_the_nodes_is_told_as_that(tmp_path):

@@ -28,7 +28,9 @@ def _same(a, b):
     return all(torch.equal(x, y) for (_, x), (_, y) in zip(trees.leaves(a), trees.leaves(b), strict=True))
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])  # scaffold's clients remember
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "scaffold", "examples/fedsparse.py:FedSparse"]
+)  # some remember
 def test_replaying_a_round_gives_the_next_round(tmp_path, algorithm):
     short = fedrecall.run(tmp_path / "short", algorithm=algorithm, rounds=2, **SMALL)
     long = fedrecall.run(tmp_path / "long", algorithm=algorithm, rounds=3, **SMALL)

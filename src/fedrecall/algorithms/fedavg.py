@@ -118,6 +118,10 @@ class FedAvg:
         """What the client sends back and what it keeps."""
         return Up(weights), memory
 
+    def unpack(self, up: Any, down: Any) -> Any:
+        """The upload, with a field ``weights``, that what a client sends stands for; it was sent ``down``."""
+        return up
+
     def relay(self, down: Any, up: Any) -> Any:
         """What the next client of a chain receives."""
         return down._replace(weights=up.weights)
@@ -133,6 +137,11 @@ class FedAvg:
     def report(self, server: Any) -> dict[str, float]:
         """What the record of an evaluated round says of the server's state, by name."""
         return {}
+
+
+def packs(algorithm: FedAvg) -> bool:
+    """Whether what its clients send is not yet what they say: ``unpack`` makes that of it."""
+    return type(algorithm).unpack is not FedAvg.unpack
 
 
 def keeps_own(algorithm: FedAvg) -> bool:

@@ -13,12 +13,14 @@ from typing import Any
 from fedrecall import trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.backends.backend import Job
 from fedrecall.data.federation import Federation
 from fedrecall.errors import UserError
 from fedrecall.experiment import federate, make_model
 from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.reports.runs import Run
+from fedrecall.rounds import received
 from fedrecall.training import Recipe, Visit, begin, stepper, train, visit
 
 
@@ -56,6 +58,7 @@ class Stage:
             round_number=self.round_number,
             client=client,
         )
+        made = received(self.algorithm, self.model, made, Job(0, client, self.round_number, down, memory))
         if made.failure is not None:
             raise UserError(f"replaying {made.failure}.")
         return made
