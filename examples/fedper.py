@@ -1,6 +1,6 @@
 """An algorithm whose clients keep layers to themselves: training and evaluation go with their own.
 
-    fedrecall run --algorithm examples/fedper.py:FedPer --measure personal \
+    fedrecall run --algorithm examples/fedper.py:FedPer --measure fairness,personal \
         --dataset digits --clients 20 --sample 5 --rounds 10 --batch-size 10
 """
 

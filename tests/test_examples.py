@@ -83,7 +83,7 @@ def test_layers_that_stay_with_clients(backend, tmp_path):
         "momentum": 0.9,
         "batch_size": 10,
         "partition": "shards:2",
-        "measures": ["personal", "locals"],
+        "measures": ["personal", "locals", "fairness"],
     }
     done = fedrecall.run(tmp_path / "run", rounds=2, **how)
     fedrecall.run(tmp_path / "run", rounds=3, resume=True, **how)
@@ -119,6 +119,13 @@ def test_layers_that_stay_with_clients(backend, tmp_path):
         assert share == accuracy(evaluate(model, mine, federation.client(k)).confusion)
     for k, share in zip(told["clients"], told["train_before"], strict=True):  # with the head that it had
         assert share == accuracy(evaluate(model, Weights(had[k], {}), federation.client(k)).confusion)
+    fares = []
+    for k in range(4):
+        seen = evaluate(model, Weights({**shared, **own[k]}, {}), federation.test).confusion
+        fares.append(federation.client(k).distribution.numpy() @ (np.diag(seen) / seen.sum(1)))
+    fairness = done.history[-1]["measures"]["fairness"]
+    assert fairness["mean"] == pytest.approx(np.mean(fares))
+    assert fairness["worst_accuracy"] == pytest.approx(min(fares)) != pytest.approx(max(fares))
 
 
 def distance(algorithm, **settings):

@@ -387,6 +387,7 @@ class Experiment:
                 evaluation,
                 self.algorithm,
                 played.memories,
+                self.memories.get,
             )
             for name, measure in self.measures.items():
                 if number % measure.every == 0 or number == config.rounds:

@@ -2,7 +2,8 @@ import itertools
 import json
 import math
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -69,6 +70,60 @@ def test_of_a_client_without_a_tested_class_nothing_is_said(moment):
     assert told
     assert scalars(record)["measures/locals/in_local/local"] == pytest.approx(sum(told) / len(told))
     assert mean(found["in_local"]["local"]) == pytest.approx(sum(told) / len(told))
+
+
+class Own(NamedTuple):
+    weights: Any
+
+
+@dataclass(frozen=True)
+class Keeps(FedAvg):
+    """Clients have what they remember; before their first visit, what is right always."""
+
+    def remember(self, weights):
+        return Own(weights._replace(params={n: torch.eye(3).double() for n in weights.params}))
+
+    def personal(self, weights, memory):
+        return memory.weights
+
+
+def test_fairness(moment):
+    # The global model has classes 0 and 2 right; client 0 holds (3/4, 1/4, 0) and client 1 class 2.
+    assert MEASURES.make("fairness")(moment) == {
+        "mean": pytest.approx(7 / 8),
+        "deviation": pytest.approx(1 / 8),
+        "worst": "client 0",
+        "worst_accuracy": pytest.approx(3 / 4),
+        "worst_tenth": pytest.approx(3 / 4),
+        "best_tenth": pytest.approx(1),
+    }
+    # Client 0 swaps classes 0 and 1; client 1 was never there.
+    swapped = Own(moment.visits[0].up.weights)
+    kept = replace(moment, algorithm=Keeps(), remembered={0: swapped}.get)
+    found = MEASURES.make("fairness")(kept)
+    assert (found["mean"], found["worst"], found["worst_accuracy"]) == (pytest.approx(1 / 2), "client 0", 0)
+    assert MEASURES.make("fairness")(replace(kept, remembered={}.get))["mean"] == pytest.approx(1)
+
+
+def test_a_tenth_of_the_clients_that_can_be_tested_rounded_up(moment):
+    y = torch.arange(3).repeat_interleave(11)
+    split = Split(torch.eye(3)[y], y)
+    dataset = replace(moment.federation.dataset, train=split)
+    parts = [np.array([k]) for k in range(32)] + [np.array([], dtype=np.int64)]
+    seen = replace(moment, federation=replace(moment.federation, dataset=dataset, parts=parts))
+    # Eleven clients of class 0 and ten of class 2 are served, eleven of class 1 are not; one has nothing.
+    found = MEASURES.make("fairness")(seen)
+    assert found["mean"] == pytest.approx(21 / 32)
+    assert found["deviation"] == pytest.approx(math.sqrt(21 * 11) / 32)
+    assert (found["worst"], found["worst_tenth"], found["best_tenth"]) == ("client 11", 0, 1)
+    unfair = replace(seen, federation=replace(seen.federation, parts=parts[:12]))
+    assert MEASURES.make("fairness")(unfair)["worst_tenth"] == pytest.approx(1 / 2)  # one and one of twelve
+    confusion = moment.evaluation.confusion.copy()
+    confusion[[0, 2]] = 0
+    untested = replace(unfair, evaluation=moment.evaluation._replace(confusion=confusion))
+    assert MEASURES.make("fairness")(untested)["mean"] == 0  # of client 11 alone
+    confusion[:] = 0
+    assert MEASURES.make("fairness")(untested) == {}
 
 
 def test_personal(moment):

@@ -19,6 +19,7 @@ EVERY = {
     "divergence": 1,
     "confusion": 1,
     "sites": 1,
+    "fairness": 1,
     "chain": 2,
     "diversity": 2,
     "alignment": 10,

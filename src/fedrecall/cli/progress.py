@@ -19,7 +19,7 @@ from fedrecall.provenance import named
 from fedrecall.specs import short_text
 
 A_DAY = 86_400.0
-OF_WHAT_TRAVELS = "of what travels; of clients' own models: --measure personal"
+OF_WHAT_TRAVELS = "of what travels; of clients' own models: --measure fairness,personal"
 """What accuracy is of where clients have other models than what is evaluated."""
 ROOM_FOR_A_BAR = 110  # columns; with fewer the words have its place
 PLAIN_SECONDS = 2.0  # at most one plain line in this time, so that logs stay short

@@ -18,6 +18,7 @@ MEASURES = Registry(
         "alignment": "fedrecall.measures.alignment:Alignment",
         "confusion": "fedrecall.measures.confusion:Confusion",
         "sites": "fedrecall.measures.sites:Sites",
+        "fairness": "fedrecall.measures.fairness:Fairness",
         "chain": "fedrecall.measures.chain:Chain",
         "landscape": "fedrecall.measures.landscape:Landscape",
     },

@@ -1,7 +1,7 @@
 """What a measure may look at: one round, seen from everywhere."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.data.federation import Federation
 from fedrecall.measures.accuracy import Evaluation, evaluate
 from fedrecall.models.model import Model, Weights
@@ -37,6 +37,8 @@ class Moment:
     algorithm: FedAvg
     memories: Sequence[Any] = ()
     """What the visits' clients remembered before, where they train another model than what they are sent."""
+    remembered: Callable[[int], Any] | None = None
+    """What any client remembers now; None before its first visit."""
 
     @cached_property
     def good(self) -> list[Visit]:
@@ -82,6 +84,12 @@ class Moment:
         """What a client passes on, on the test set, given its own model's."""
         sent = visit.up.weights
         return own if self.trained(visit) is sent else evaluate(self.model, sent, self.federation.test)
+
+    def own(self, client: int) -> Weights:
+        """The model that any client has of `after`: that itself where clients keep no layers of their own."""
+        if self.remembered is None or not keeps_own(self.algorithm):
+            return self.after
+        return self._own(self.after, self.remembered(client))
 
     def trained(self, visit: Visit) -> Weights:
         """The model that a client has after a good visit."""
