@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from fedrecall.cli.commands.predict import _images
 from fedrecall.data import folders
 from fedrecall.data.datasets import export, load
 from fedrecall.errors import UserError
-from fedrecall.experiment import make_model
+from fedrecall.experiment import Experiment, make_model
 from fedrecall.models.trained import Inputs, Trained
 
 SETTINGS = {
@@ -49,6 +50,53 @@ def test_a_model_is_found_wherever_its_algorithm_keeps_it(algorithm, tmp_path):
     assert right(again, load("synthetic:classes=3,train=60,test=30,size=6")) == pytest.approx(
         last["accuracy"]
     )
+
+
+FEDPER = f"{Path(__file__).parents[2] / 'examples' / 'fedper.py'}:FedPer"
+
+
+@pytest.mark.parametrize("algorithm", [FEDPER, {"name": "private", "of": FEDPER, "noise": 0.1}])
+def test_a_clients_model_has_the_layers_that_it_keeps(algorithm, tmp_path, capsys, monkeypatch):
+    settings = SETTINGS | {"dataset": "digits", "model": "mlp:8", "normalisation": "fixed", "rounds": 3}
+    result = fedrecall.run(tmp_path / "run", algorithm=algorithm, **settings)
+    drawn = {k for record in result.history for chain in record["chains"] for k in chain}
+    experiment = Experiment(result.config, tmp_path / "run", resume=True)
+    experiment.close()
+    heads = {k: experiment.memories.get(k).own for k in drawn}
+    assert 2 < len(drawn) < 8
+    for k in range(8):
+        own = fedrecall.trained(tmp_path / "run", client=k).network.state_dict()
+        for name, shared in result.weights.params.items():
+            expected = heads[k][name] if k in drawn and name.startswith("fc2.") else shared
+            assert torch.equal(own[name], expected)
+    assert len({h["fc2.weight"].norm().item() for h in heads.values()}) == len(drawn)
+    image, client = tmp_path / "digit.png", max(drawn)
+    Image.fromarray(load("digits").test.x[0, 0].numpy()).save(image)
+    code, out, _ = predict(capsys, monkeypatch, tmp_path / "run", image, "--client", client)
+    share = fedrecall.trained(tmp_path / "run", client=client).probabilities(load("digits").test.x[:1]).max()
+    assert code == 0
+    assert f"{share:.1%}" in out
+
+
+def test_whose_model_cannot_be_had_is_said(tmp_path, capsys, monkeypatch):
+    settings = SETTINGS | {"dataset": "digits", "model": "mlp:8", "rounds": 1}
+    fedrecall.run(tmp_path / "alike", algorithm="fedavg", **settings)
+    fedrecall.run(tmp_path / "own", algorithm=FEDPER, **settings)
+    with pytest.raises(UserError, match="alike have no model of their own: theirs is the global one"):
+        fedrecall.trained(tmp_path / "alike", client=0)
+    for beyond in (8, -1):
+        with pytest.raises(UserError, match=f"there is no client {beyond}, only 0 to 7"):
+            fedrecall.trained(tmp_path / "own", client=beyond)
+    code, _, err = predict(capsys, monkeypatch, tmp_path / "own", "digit.png", "--client", 8)
+    assert (code, "there is no client 8, only 0 to 7" in err) == (2, True)
+    drawn = json.loads((tmp_path / "own" / "metrics.jsonl").read_text())["chains"][0][0]
+    for memory in (tmp_path / "own" / "memories").glob(f"client-{drawn:06d}-*"):
+        memory.unlink()
+    with pytest.raises(UserError, match=f"client-{drawn:06d}-.* cannot be read"):
+        fedrecall.trained(tmp_path / "own", client=drawn)
+    (tmp_path / "own" / "federation.json").write_text("{}")
+    with pytest.raises(UserError, match="own was a federation: what client 0 keeps is at its node alone"):
+        fedrecall.trained(tmp_path / "own", client=0)
 
 
 @pytest.mark.parametrize("model", ["cnn:hidden=16", "resnet10", "mlp:8"])

@@ -17,16 +17,19 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
+import torch
 
 from fedrecall import config as configs
 from fedrecall import files, provenance, secrecy, specs, trees
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.config import Config
 from fedrecall.data.augmentation import default_for
 from fedrecall.data.datasets import DATASETS, Dataset, load
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import NothingYet, UserError
 from fedrecall.experiment import make_model, normalised
+from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.trained import Inputs, Trained
 from fedrecall.records import INPUTS, Checkpoint, RunFolder, whole
@@ -332,9 +335,28 @@ class Run:
         """What every start noted of its data and code, as `provenance` checks it."""
         return provenance.starts(self.path / "made.json")
 
-    def trained(self, round_number: int | None = None) -> Trained:
-        """The global model after the last saved round, or after this one, to be used."""
-        return Trained(self.model, self.weights(round_number), self.inputs)
+    def trained(self, round_number: int | None = None, client: int | None = None) -> Trained:
+        """The global model after the last saved round, or after this one, or what a client has of it."""
+        weights = self.weights(round_number) if client is None else self.own(client, round_number)
+        return Trained(self.model, weights, self.inputs)
+
+    def own(self, client: int, round_number: int | None = None) -> Weights:
+        """The global model with what a client keeps; before its first visit, with what it begins with."""
+        algorithm = ALGORITHMS.make(self.settings.algorithm)
+        if not keeps_own(algorithm):
+            raise UserError(f"clients of {self.path} have no model of their own: theirs is the global one.")
+        if not 0 <= client < self.settings.clients:
+            raise UserError(f"there is no client {client}, only 0 to {self.settings.clients - 1}.")
+        if self.agreed is not None:
+            raise UserError(f"{self.path} was a federation: what client {client} keeps is at its node alone.")
+        checkpoint = self.checkpoint(round_number)
+        weights = self.weights(checkpoint.round_number)
+        with torch.random.fork_rng(devices=[]):  # a first memory may be drawn
+            memories = Memories(algorithm.remember(weights), self.path / "memories")
+        memories.load(checkpoint.memories)
+        memory = memories.get(client)
+        own: Weights = algorithm.personal(weights, memories.template if memory is None else memory)
+        return own
 
     def weights(self, round_number: int | None = None) -> Weights:
         """The global model after the last saved round, or after this one."""
@@ -349,12 +371,13 @@ class Run:
         return trees.restore(initial, flat, f"the checkpoint of {self.path}")
 
 
-def trained(run: Path | str, round_number: int | None = None) -> Trained:
+def trained(run: Path | str, round_number: int | None = None, client: int | None = None) -> Trained:
     """The model of a run folder, to be used: ``fedrecall.trained("runs/mine").predict(images)``.
 
-    ``round_number``: of which round, of those that are kept; by default the last.
+    ``round_number``: of which round, of those that are kept; by default the last. ``client``: whose, where
+    an algorithm gives clients layers of their own; by default the global one.
     """
-    return Run(run).trained(round_number)
+    return Run(run).trained(round_number, client)
 
 
 @dataclasses.dataclass(frozen=True)

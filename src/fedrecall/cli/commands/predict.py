@@ -38,6 +38,14 @@ def predict_command(
         int | None,
         typer.Option("--round", help="The model of this round; the last two are kept.", show_default=False),
     ] = None,
+    client: Annotated[
+        int | None,
+        typer.Option(
+            "--client",
+            help="This client's model, where clients have layers of their own.",
+            show_default=False,
+        ),
+    ] = None,
     csv_: Annotated[
         Path | None,
         typer.Option("--csv", help="Write every class's probability here.", show_default=False),
@@ -58,7 +66,7 @@ def predict_command(
     opened = Run(run)
     if csv_ is not None:
         files.check_writable(csv_)
-    trained = opened.trained(round_)
+    trained = opened.trained(round_, client)
     was = getattr(DATASETS.make(opened.config["dataset"]), "size", 0)  # set, or the data set's own
     names, found = [], []
     chunks = [examples[i : i + CHUNK] for i in range(0, len(examples), CHUNK)]
