@@ -25,7 +25,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.backends.vectorised import Vectorised
 from fedrecall.cli import main, progress
 from fedrecall.cli.app import COMMANDS, app
-from fedrecall.cli.commands.compare import End, end, plan, row, table
+from fedrecall.cli.commands.compare import End, end, plan, row, tables
 from fedrecall.cli.commands.inspect import _chart, draw_partition
 from fedrecall.cli.commands.run import summarise
 from fedrecall.cli.options import gather
@@ -263,6 +263,22 @@ def test_compare_and_report_show_what_privacy_was_promised(call, tmp_path):
     assert "epsilon" not in call("compare", "fedavg", "fedntd", *SMALL)[1]
 
 
+def test_a_comparison_shows_how_clients_fare_where_that_was_measured(call, tmp_path):
+    numbers = tmp_path / "numbers.json"
+    asked = ("compare", "fedavg", FEDPER, *SMALL, "--measure", "fairness:2", "--out", "runs")
+    code, out, _ = call(*asked, "--json", "numbers.json")
+    assert code == 0
+    rows = json.loads(numbers.read_text())["rows"]
+    for told, name in zip(rows, ("fedavg", FEDPER.replace("/", "-").replace(":", "-")), strict=True):
+        last = RunFolder(tmp_path / "runs" / f"{name}-seed0").metrics()[-1]["measures"]["fairness"]
+        assert (told["clients_mean"], told["worst_tenth"]) == ([last["mean"]], [last["worst_tenth"]])
+        assert all(f"{100 * last[key]:.2f}" in out.split() for key in ("mean", "worst_tenth"))
+    assert "clients %" in out
+    plain = call("compare", "fedavg", FEDPER, *SMALL, "--json", "numbers.json")[1]
+    assert "clients %" not in plain
+    assert [r["clients_mean"] for r in json.loads(numbers.read_text())["rows"]] == [[None]] * 2
+
+
 @pytest.mark.parametrize("extra", [[], ["--on-failure", "stop"]])
 def test_compare_shows_a_run_that_diverges_as_failed_beside_the_others(call, tmp_path, extra):
     words = ["fedavg", "fedprox:mu=1e30", "fedntd", *SMALL]
@@ -353,20 +369,21 @@ def test_a_difference_is_of_the_seeds_whose_runs_both_went_through():
     numbers = End(0.5, 0.1, 1.0, 3_000_000, 2_000_000)
     better, failed = numbers._replace(accuracy=0.75), End(failed="NaN")
     rows = [row("a", [numbers, failed, numbers]), row("b", [better, better, failed]), row("c", [numbers])]
-    shown = {str(c.header): list(c.cells) for c in table(rows, 3).columns}
+    (wide,) = tables(rows, 3, "", 200)
+    shown = {str(c.header): list(c.cells) for c in wide.columns}
     assert shown["accuracy %"] == ["50.00 ± 0.00, 1 failed", "75.00 ± 0.00, 1 failed", "50.00, 2 not run"]
     assert (shown["MB down"], shown["MB up"]) == (["3.00"] * 3, ["2.00"] * 3)
-    against = shown["accuracy - a [95 % interval]"]
+    against = shown["accuracy - a\n[95 % interval]"]
     assert list(map(str, against)) == ["", "+25.00 (1 of 3)", "+0.00 (1 of 3)"]
 
 
 def test_two_pairs_have_no_interval_but_their_values():
     ends = [End(accuracy, 0.1, 1.0, 2_000_000, 2_000_000) for accuracy in (0.5, 0.5, 0.6, 0.9)]
     rows = [row("a", ends[:2]), row("b", ends[2:])]
-    heads = {seeds: table(rows, seeds).columns[-1] for seeds in (2, 3)}
+    heads = {seeds: tables(rows, seeds, "", 200)[0].columns[3] for seeds in (2, 3)}
     assert {seeds: str(head.header) for seeds, head in heads.items()} == {
-        2: "accuracy - a [both seeds]",
-        3: "accuracy - a [95 % interval]",
+        2: "accuracy - a\n[both seeds]",
+        3: "accuracy - a\n[95 % interval]",
     }
     assert [str(list(head.cells)[1]) for head in heads.values()] == [
         "+25.00 [+10.00, +40.00]",
@@ -374,9 +391,35 @@ def test_two_pairs_have_no_interval_but_their_values():
     ]
 
 
+@pytest.mark.parametrize(
+    "name", ["fedntd", "private:fedavg,clip=0.5,noise=1", "/home/me/work/mine.py:Mine:x=1"]
+)
+@pytest.mark.parametrize("width", [70, 80, 100, 120, 160, 200])
+def test_no_number_of_a_comparison_is_cut_however_narrow_the_terminal(name, width):
+    ends = [
+        End(0.123456 * k, 0.1 / k, 0.7 * k, 3_000_000, 10, 1.25 * k, 0.04 * k, 0.03 * k) for k in (1, 2, 3)
+    ]
+    rows = [row(name, ends), row("b", ends[::-1])]
+    console = Console(width=width, record=True, file=io.StringIO())
+    found = tables(rows, 3, "lr=0.1", width)
+    for one in found:
+        console.print(one)
+    said = console.export_text()
+    assert all(len(line) <= width for line in said.splitlines())
+    assert said.count("lr=0.1: last round, mean ± std over 3 seeds") == 1
+    cells = [str(c) for one in found for column in one.columns[1:] for c in column.cells]
+    assert all(said.count(cell) >= cells.count(cell) for cell in cells)
+    headings = [str(column.header).split("\n")[0] for one in found for column in one.columns[1:]]
+    assert headings == [
+        *("accuracy %", "forgetting", f"accuracy - {name}", "clients %", "worst tenth"),
+        *("training s", "MB down", "MB up", "epsilon"),
+    ]
+    assert (len(found) == 1) == (width > 160 or (width == 160 and name == "fedntd"))
+
+
 def test_brackets_of_names_and_headings_are_shown(capsys):
     ends = [End(accuracy, 0.1, 1.0, 2_000_000, 2_000_000) for accuracy in (0.5, 0.5, 0.6, 0.9)]
-    Console(width=200).print(table([row("my[x]/a.py:A", ends[:2]), row("b", ends[2:])], 2))
+    Console(width=200).print(*tables([row("my[x]/a.py:A", ends[:2]), row("b", ends[2:])], 2, "", 200))
     said = capsys.readouterr().out
     assert said.count("my[x]/a.py:A") == 2
     assert "[both seeds]" in said

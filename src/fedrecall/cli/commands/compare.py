@@ -28,6 +28,11 @@ from fedrecall.records import RunFolder
 from fedrecall.reports.statistics import paired_difference, summary
 from fedrecall.together import play, stacks
 
+WHOLE_NAME = 24
+"""Letters of a name for which a column has room where others would have to go to another table."""
+SHORTEST_NAME = 8
+"""Letters of a name for which there is room in any case."""
+
 
 class End(NamedTuple):
     """What a run has to show: numbers, or why there are none; neither of one that did not come to its end."""
@@ -38,6 +43,8 @@ class End(NamedTuple):
     bytes_down: int | None = None
     bytes_up: int | None = None
     epsilon: float | None = None
+    clients_mean: float | None = None
+    worst_tenth: float | None = None
     failed: str | None = None
 
 
@@ -53,6 +60,9 @@ class Row:
     bytes_up: list[int | None]
     epsilon: list[float | None]
     """What `private` spent; None of a run that promises nothing."""
+    clients_mean: list[float | None]
+    """Of all clients' own accuracies, as is ``worst_tenth``, where the measure `fairness` recorded them."""
+    worst_tenth: list[float | None]
     failed: list[str | None]
     """Why, where a run failed."""
 
@@ -119,13 +129,14 @@ def compare_command(
         for stack in stacks([planned.made for planned in plans]):
             _play({i: (plans[i], folders[i]) for i in stack}, datasets, display, ends)
     finally:  # what stops the comparison does not take what was found before
-        tables = rows_of(plans, ends)
+        found = rows_of(plans, ends)
         if json is not None:  # before anything is printed, which may fail
             with files.placing(json):
-                files.write_json(json, _numbers(plans[0].made, tables, settings_))
-        for setting, rows in tables.items():
+                files.write_json(json, _numbers(plans[0].made, found, settings_))
+        for setting, rows in found.items():
             if _played(rows[0]):
-                out.print(table(rows, seeds, setting))
+                for shown in tables(rows, seeds, setting, out.width):
+                    out.print(shown)
             for r in rows:
                 for seed, why in enumerate(r.failed, start=plans[0].made.seed):
                     if why is not None:
@@ -135,7 +146,7 @@ def compare_command(
         out.print(f"numbers: {json}", markup=False)
     if out_ is not None:
         out.print(f"run folders: {out_}", markup=False)
-    if any(_known(r.failed) for rows in tables.values() for r in rows):
+    if any(_known(r.failed) for rows in found.values() for r in rows):
         raise typer.Exit(2)
 
 
@@ -266,7 +277,9 @@ def end(result: Result | Diverged) -> End:
     last = result.history[-1]
     seconds = sum(h["seconds"]["train"] for h in result.history)
     sent = last["bytes_down"], last["bytes_up"]
-    return End(result.accuracy, result.forgetting, seconds, *sent, last.get("epsilon"))
+    fares = last.get("measures", {}).get("fairness", {})
+    of_clients = fares.get("mean"), fares.get("worst_tenth")
+    return End(result.accuracy, result.forgetting, seconds, *sent, last.get("epsilon"), *of_clients)
 
 
 def rows_of(plans: Sequence[Planned], ends: Mapping[int, End]) -> dict[str, list[Row]]:
@@ -282,33 +295,87 @@ def row(name: str, ends: Sequence[End]) -> Row:
     return Row(name, **{field: [getattr(e, field) for e in ends] for field in End._fields})
 
 
-def table(rows: Sequence[Row], seeds: int, setting: str = "") -> Table:
-    """Accuracy, forgetting, cost, and the paired difference against the first algorithm."""
-    first = rows[0]
+Column = tuple[str, list[str | Text]]
+"""A heading, and a cell for each row."""
+
+
+def tables(rows: Sequence[Row], seeds: int, setting: str, width: int) -> list[Table]:
+    """What came of the comparison: one table, or as many as it takes where letters a line are few."""
+    made: list[list[Column]] = [[]]
+    for group in _columns(rows, seeds):
+        if made[-1] and _least_width(rows, made[-1] + group) > width:
+            made.append([])
+        made[-1] += group
     of = f"last round, mean ± std over {seeds} seeds" if seeds > 1 else "last round, one seed"
-    shown = Table(title=Text(f"{setting}: {of}" if setting else of))
-    shown.add_column("algorithm", no_wrap=True)
-    for heading in ("accuracy %", "forgetting", "training s", "MB down", "MB up"):
-        shown.add_column(heading, justify="right", overflow="fold")
-    private = any(_known(r.epsilon) for r in rows)
-    if private:
-        shown.add_column("epsilon", justify="right", overflow="fold")
-    ends = {1: "", 2: " [both seeds]"}.get(seeds, " [95 % interval]")  # of two pairs it is the two values
-    shown.add_column(Text(f"accuracy - {first.name}{ends}"), overflow="fold", min_width=8)
-    for r in rows:
-        failed = len(_known(r.failed))
-        left = seeds - failed - len(_known(r.accuracy))
-        lacking = (f"{failed} failed" if failed else "", f"{left} not run" if left else "")
-        shown.add_row(
-            Text(r.name),
-            ", ".join(filter(None, (_mean(r.accuracy, 100), *lacking))),
-            _mean(r.forgetting, digits=3),
-            _mean(r.seconds, digits=1),
-            *("".join(map(progress.megabytes, _known(sent)[-1:])) for sent in (r.bytes_down, r.bytes_up)),
-            *([_mean(r.epsilon) or "none"] if private else []),
-            Text("" if r is first else _against(first, r, seeds)),
+    titles = [Text(f"{setting}: {of}" if setting else of), *itertools.repeat(None, len(made) - 1)]
+    return [_table(rows, columns, title, width) for columns, title in zip(made, titles, strict=True)]
+
+
+def _columns(rows: Sequence[Row], seeds: int) -> list[list[Column]]:
+    """Accuracy and forgetting and the paired difference to the first algorithm; clients; cost."""
+    first = rows[0]
+    ends = {1: "", 2: "\n[both seeds]"}.get(seeds, "\n[95 % interval]")  # of two pairs it is the two values
+    found: list[list[Column]] = [
+        [
+            ("accuracy %", [_accuracies(r, seeds) for r in rows]),
+            ("forgetting", [_mean(r.forgetting, digits=3) for r in rows]),
+            (
+                f"accuracy - {first.name}{ends}",
+                [Text("" if r is first else _against(first, r, seeds)) for r in rows],
+            ),
+        ]
+    ]
+    if any(_known(r.clients_mean) for r in rows):
+        found.append(
+            [
+                ("clients %", [_mean(r.clients_mean, 100) for r in rows]),
+                ("worst tenth\nof clients %", [_mean(r.worst_tenth, 100) for r in rows]),
+            ]
         )
+    found.append(
+        [
+            ("training s", [_mean(r.seconds, digits=1) for r in rows]),
+            ("MB down", ["".join(map(progress.megabytes, _known(r.bytes_down)[-1:])) for r in rows]),
+            ("MB up", ["".join(map(progress.megabytes, _known(r.bytes_up)[-1:])) for r in rows]),
+        ]
+    )
+    if any(_known(r.epsilon) for r in rows):
+        found[-1].append(("epsilon", [_mean(r.epsilon) or "none" for r in rows]))
+    return found
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column], title: Text | None, width: int) -> Table:
+    """Names, which may be those of files, have the room that numbers leave."""
+    shown = Table(title=title)
+    left = max(SHORTEST_NAME, width - _least_width([], columns))
+    shown.add_column("algorithm", overflow="fold", width=min(left, _longest(rows)))
+    for column in columns:
+        shown.add_column(Text(column[0]), justify="right", overflow="fold", width=_room(column))
+    for number, r in enumerate(rows):
+        shown.add_row(Text(r.name), *(cells[number] for _, cells in columns))
     return shown
+
+
+def _least_width(rows: Sequence[Row], columns: Sequence[Column]) -> int:
+    """Letters a line with which names, up to a length, and numbers are whole; without rows beside names."""
+    names = min(WHOLE_NAME, _longest(rows)) if rows else 0
+    return names + sum(map(_room, columns)) + 3 * (len(columns) + 1) + 1  # lines and what is beside them
+
+
+def _longest(rows: Sequence[Row]) -> int:
+    return max(len("algorithm"), *(len(r.name) for r in rows))
+
+
+def _room(column: Column) -> int:
+    heading, cells = column
+    return max(*map(len, cells), min(WHOLE_NAME, max(map(len, heading.splitlines()))))
+
+
+def _accuracies(r: Row, seeds: int) -> str:
+    failed = len(_known(r.failed))
+    left = seeds - failed - len(_known(r.accuracy))
+    lacking = (f"{failed} failed" if failed else "", f"{left} not run" if left else "")
+    return ", ".join(filter(None, (_mean(r.accuracy, 100), *lacking)))
 
 
 def _played(r: Row) -> bool:
