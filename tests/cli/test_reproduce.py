@@ -1,5 +1,6 @@
 """What `reproduce` prints of results that are there, and what it would go on with; nothing is run."""
 
+import re
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -41,20 +42,24 @@ def call(monkeypatch, capsys, tmp_path):
 
 
 def rows(said):
-    """The cells of a printed table, row by row, the first as they are headed."""
-    return [
-        [c.strip() for c in line.strip("│┃ ").replace("┃", "│").split("│")]
-        for line in said.splitlines()
-        if "│" in line or "┃" in line
-    ]
+    """The cells of the printed tables, row by row, after the column that each is of."""
+    found, column = [], ""
+    for line in said.splitlines():
+        cells = re.split(r"\s{2,}", line.strip())
+        if len(cells) == len(HEADINGS) and cells[0] != "method":
+            found.append([column, *cells])
+        elif len(cells) == 1 and cells[0] in TABLE1.columns:
+            (column,) = cells
+    return found
 
 
+HEADINGS = ("method", "what", "published", "measured", "n", "off by", "in its spread", "verdict")
 ONLY = ("reproduce", "fedntd/table1", "--columns", "mnist/shard2", "--seeds", 0, "--results", "kept")
 
 
 def test_with_a_switch_it_is_about_what_the_switch_changes(call):
     said, _ = call(*ONLY, "--methods", "fedavg,moon", "--switch", "moon-shipped")
-    assert {row[1] for row in rows(said)[1:] if len(row) > 1} == {"moon"}
+    assert {row[1] for row in rows(said)} == {"moon"}
     assert "(moon-shipped)" in said
     _, err = call(*ONLY, "--methods", "fedavg", "--switch", "moon-shipped")
     assert "the switch moon-shipped changes nothing in these cells of fedntd/table1" in err
@@ -91,16 +96,37 @@ def test_published_stands_beside_measured(call, tmp_path):
         save(outcome(FEDAVG, [accuracy] * 200, seed=seed), tmp_path / "kept")
     save(outcome(FEDNTD, [10.0] * 99, failed="round 100: NaN"), tmp_path / "kept")
     said, _ = call(*ONLY, "--methods", "fedavg,fedntd")
-    head, *found = rows(said)
-    told = {(row[1], row[2]): dict(zip(head, row, strict=False)) for row in found if len(row) == len(head)}
+    assert "of 200" not in said  # all of them
+    told = {(row[1], row[2]): dict(zip(HEADINGS, row[1:], strict=True)) for row in rows(said)}
     one = told["fedavg", "accuracy %"]
     published = FEDAVG.published["accuracy"]
     assert one["published"] == f"{published.value:.2f} ± {published.std:.2f}"
-    assert (one["measured"], one["n"], one["rounds"]) == ("62.00 ± 2.83", "2", "200 of 200")
+    assert (one["measured"], one["n"], one["verdict"]) == ("62.00 ± 2.83", "2", "not reproduced")
     assert one["off by"] == f"{62 - published.value:+.2f}"
     failed = told["fedntd", "accuracy %"]
     assert failed["measured"] == "failed"
     assert "(1 failed)" in failed["verdict"]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_nothing_of_a_table_is_broken_in_a_narrow_terminal(width, call, monkeypatch, tmp_path):
+    monkeypatch.setattr(reproduce.out, "_width", width)
+    for column in ("mnist/shard2", "mnist/lda0.1"):
+        cells = [TABLE1.cell(column, method) for method in ("fedavg", "scaffold")]
+        for cell, rounds in zip(cells, (200, 150), strict=True):
+            save(outcome(cell, [62.125] * rounds, seed=0), tmp_path / "kept")
+    columns = ("--columns", "mnist/lda0.1,mnist/shard2", "--methods", "fedavg,scaffold")
+    said, _ = call("reproduce", "fedntd/table1", "--seeds", 0, "--results", "kept", *columns)
+    assert all(len(line) <= width for line in said.splitlines())
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    for column in ("mnist/lda0.1", "mnist/shard2"):
+        base, cell = (TABLE1.cell(column, method).published["accuracy"] for method in ("fedavg", "scaffold"))
+        after = lines[lines.index(column) + 3 :]
+        for p, row, method in ((base, after[0], "fedavg"), (cell, after[2], "scaffold")):
+            assert row.startswith(f"{method} accuracy % {p.value:.2f} ± {p.std:.2f} 62.1")
+        assert "unfinished:" in after[2]
+        gain = f"scaffold over fedavg {cell.value - base.value:+.2f} +0.00 1 – – at round 150"
+        assert gain in lines
 
 
 def test_a_method_that_failed_in_the_paper_failed_in_accuracy():
@@ -258,7 +284,7 @@ def test_what_is_taken_is_shown_in_the_tables_order(call, monkeypatch, tmp_path)
 
     monkeypatch.setattr(reproduce, "adopt", adopt)
     said, _ = call(*ONLY[:-4], "--results", "kept", "--from", "a", "--from", "b", "--from", "c")
-    named = [row[1] for row in rows(said)[1:] if len(row) > 2 and row[2] == "accuracy %"]
+    named = [row[1] for row in rows(said) if row[2] == "accuracy %"]
     assert named == ["fedavg", "fedntd"]
 
 

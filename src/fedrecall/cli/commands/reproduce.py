@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group
 from rich.table import Table as Shown
 from rich.text import Text
 
@@ -224,46 +225,66 @@ def _adopt(chosen: Table, cells: list[Cell], folders: list[Path], results: Path,
 
 def comparison(
     chosen: Table, cells: list[Cell], results: Results, variant: Variant | None = None, whose: str = ""
-) -> Shown:
-    """Published beside measured, cell by cell; ``whose`` says which results these are, if not one's own."""
-    paper = load_paper(chosen.paper)
+) -> Group:
+    """Published beside measured, column by column; ``whose``: which results these are, if not one's own."""
     said = [f"({text})" for text in (variant.name if variant else "", whose) if text]
-    shown = Shown(title=" ".join([f"{chosen.paper}/{chosen.name}: {chosen.title}", *said]))
-    for heading in ("column", "method", "what", "published", "measured", "n", "rounds", "off by"):
-        side: Any = "left" if heading in ("column", "method", "what") else "right"
-        shown.add_column(heading, justify=side, overflow="fold")
-    shown.add_column("in its spread", overflow="fold")
-    shown.add_column("verdict", overflow="fold")
+    parts: list[Text | Shown] = [
+        Text(" ".join([f"{chosen.paper}/{chosen.name}: {chosen.title}", *said]), "bold")
+    ]
+    for column in dict.fromkeys(cell.column for cell in cells):
+        own = [cell for cell in cells if cell.column == column]
+        parts += [Text(), _beside(chosen, column, own, results, variant)]
     runs = [r for cell in cells for r in results.of(cell.config(variant=variant)).values()]
     precisions = sorted({r.config.precision for r in runs})
     if precisions not in ([], ["float32"]):
-        shown.caption = f"Computed in {' or '.join(precisions)}, each cell in one."
+        parts += [Text(f"\nComputed in {' or '.join(precisions)}, each cell in one.")]
+    return Group(*parts)
+
+
+def _beside(
+    chosen: Table, column: str, cells: list[Cell], results: Results, variant: Variant | None
+) -> Shown:
+    """Published beside measured of one of the table's columns."""
+    paper = load_paper(chosen.paper)
+    apart = (0, 2 if out.width > 90 else 1, 0, 0)  # so that 80 letters a line have room for all of it
+    shown = Shown(title=column, title_justify="left", box=None, pad_edge=False, padding=apart)
+    for heading in ("method", "what", "published", "measured", "n", "off by", "in its\nspread", "verdict"):
+        words = heading in ("method", "what", "verdict")
+        shown.add_column(
+            heading, justify="left" if words else "right", overflow="fold", no_wrap=not words, vertical="top"
+        )
     for cell in cells:
         for quantity in chosen.quantities:
             v = judge(paper, chosen, cell, quantity, results, variant)
             shown.add_row(
-                Text(cell.column),
                 Text(cell.method),
                 QUANTITIES[quantity].label,
                 published_text(cell, quantity),
-                measured_text(v, quantity),
-                str(v.measured.summary.n) if v.measured else "",
-                f"{v.measured.rounds} of {cell.settings['rounds']}" if v.measured else "",
-                difference_text(v, quantity),
-                {True: "yes", False: "no", None: ""}[v.within],
-                v.text + _excluded(v),
+                measured_text(v, quantity) or "–",
+                str(v.measured.summary.n) if v.measured else "–",
+                difference_text(v, quantity) or "–",
+                {True: "yes", False: "no", None: "–"}[v.within],
+                _judged(v, cell.settings["rounds"]) or "–",
             )
         g = gain(chosen, cell, results, variant)
         if g is not None:
-            text = f"{g.measured.mean:+.2f} at round {g.rounds}"
             published = "–" if g.published is None else f"{g.published:+.2f}"
-            shown.add_row(Text(cell.column), Text(cell.method), f"over {chosen.baseline}", published, text)
+            early = "" if g.rounds >= cell.settings["rounds"] else f"at round {g.rounds}"
+            gained = f"{g.measured.mean:+.2f}", str(g.measured.n)
+            shown.add_row(
+                Text(cell.method), f"over {chosen.baseline}", published, *gained, "–", "–", early or "–"
+            )
     return shown
 
 
-def _excluded(v: Verdict) -> str:
-    said = f" ({v.failed} failed)" if v.failed else ""
-    return said + (f" ({v.left_out:,} visits left out)" if v.left_out else "")
+def _judged(v: Verdict, rounds: int) -> str:
+    """The verdict, with what it is not of."""
+    said = v.text
+    if v.measured is not None and v.measured.rounds < rounds:
+        said += f"{': ' if said else ''}{v.measured.rounds} of {rounds} rounds"
+    said += f" ({v.failed} failed)" if v.failed else ""
+    said += f" ({v.left_out:,} visits left out)" if v.left_out else ""
+    return said.strip()
 
 
 def published_text(cell: Cell, quantity: str) -> str:
