@@ -26,7 +26,7 @@ from fedrecall.backends.vectorised import Vectorised
 from fedrecall.cli import main, progress
 from fedrecall.cli.app import COMMANDS, app
 from fedrecall.cli.commands.compare import End, end, plan, row, tables
-from fedrecall.cli.commands.inspect import _chart, draw_partition
+from fedrecall.cli.commands.inspect import _chart, draw_partition, flowing
 from fedrecall.cli.commands.run import summarise
 from fedrecall.cli.options import gather
 from fedrecall.config import Config
@@ -415,6 +415,21 @@ def test_no_number_of_a_comparison_is_cut_however_narrow_the_terminal(name, widt
         *("training s", "MB down", "MB up", "epsilon"),
     ]
     assert (len(found) == 1) == (width > 160 or (width == 160 and name == "fedntd"))
+
+
+def test_paragraphs_of_a_docstring_flow_and_lists_and_commands_stay():
+    doc = """What it is.
+
+    A sentence that
+    goes on here.
+
+    - one
+    - two
+
+        fedrecall run
+    """
+    assert flowing(doc) == "What it is.\n\nA sentence that goes on here.\n\n- one\n- two\n\n    fedrecall run"
+    assert flowing("") == ""
 
 
 def test_brackets_of_names_and_headings_are_shown(capsys):

@@ -104,7 +104,7 @@ def show_command(
     chosen, _, _ = registry.parse(name)
     own = factory_of(chosen) if registry is MODELS and ":" in chosen else None
     cls: Any = registry.cls(chosen) if own is None else own
-    out.print(Panel(Text(cleandoc(cls.__doc__ or "")), title=Text(chosen), title_align="left"))
+    out.print(Panel(Text(flowing(cls.__doc__ or "")), title=Text(chosen), title_align="left"))
     if own is not None and not is_dataclass(own):  # a network, or a function that makes one
         out.print(f"called as {own.__name__}{signature(own)}", soft_wrap=True, markup=False, highlight=False)
         return
@@ -123,6 +123,15 @@ def show_command(
         algorithm = ALGORITHMS.make(name)
         out.print(_protections(algorithm))
         out.print(_footprint(algorithm))
+
+
+def flowing(doc: str) -> str:
+    """A docstring with a line for each paragraph, for any width; lists and indented lines stay."""
+    paragraphs = [p.split("\n") for p in cleandoc(doc).split("\n\n")]
+    return "\n\n".join(
+        ("\n" if any(line[:1] in (" ", "-", "*") for line in lines) else " ").join(lines)
+        for lines in paragraphs
+    )
 
 
 def _protections(algorithm: Any) -> Table:
