@@ -220,6 +220,22 @@ WRONG = {
         replaced(loss=lambda self, model, params, anchor, batch: model(params, batch.x)[:, 0]),
         r"`loss` returns a Tensor of shape \[\d+\]: it must be one number",
     ),
+    "a parameter that is not settled": (
+        replaced(settle=lambda self, params, before, anchor, batch: dict(list(params.items())[1:])),
+        "`settle` returns no '.*': it must be a dict with each parameter",
+    ),
+    "nothing is settled": (
+        replaced(settle=lambda self, params, before, anchor, batch: None),
+        "`settle` returns nothing: it must be a dict with each parameter",
+    ),
+    "a parameter that is settled in another shape": (
+        replaced(settle=lambda self, params, before, anchor, batch: {n: p[None] for n, p in params.items()}),
+        r"`settle` returns float64 of \[1, .*\] as '.*': it must be float64 of ",
+    ),
+    "a number for a parameter": (
+        replaced(settle=lambda self, params, before, anchor, batch: dict.fromkeys(params, 0.0)),
+        "`settle` returns a float as '.*': it must be float64 of ",
+    ),
     "a gradient that is left out": (
         replaced(correct=lambda self, grads, anchor: dict(list(grads.items())[1:])),
         "`correct` returns no gradient of",
@@ -659,6 +675,70 @@ def test_stacked_clients_draw_what_they_draw_alone(where, monkeypatch):
 def test_steps_that_draw_are_refused_where_clients_are_stacked(monkeypatch):
     with pytest.raises(UserError, match="draws random numbers in its steps"):
         played(noise("loss"), monkeypatch, backend="vectorised")
+
+
+def rising(self: Any, model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
+    """A loss that counts the more the later it is in a visit."""
+    return batch.progress * FedAvg.loss(self, model, params, anchor, batch)
+
+
+def clipped(self: Any, params: Any, before: Any, anchor: Any, batch: Any) -> Any:
+    """No step moves a parameter by more than a bound, which falls as the visit goes on."""
+    bound = 0.01 * (1 - batch.progress)
+    return {n: b + (params[n] - b).clamp(-bound, bound) for n, b in before.items()}
+
+
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+@pytest.mark.parametrize("net", [NETS, "mlp:8"])
+def test_steps_know_how_far_the_visit_is_and_have_the_last_word(backend, net, monkeypatch):
+    settings = {"model": net, "sample": 6, "rounds": 1, "training": {"local_epochs": 3, "momentum": 0.5}}
+    algorithm = replaced(loss=rising, settle=clipped)
+    found = played(algorithm, monkeypatch, backend=backend, **settings)
+    # By hand: one client after the other, with PyTorch's own optimiser.
+    run = experiment("fedavg", **settings)
+    model, recipe = run.model, run.config.training
+    sizes = {k: run.federation.size(k) for k in range(6)}
+    total, mean = sum(sizes.values()), {n: torch.zeros_like(p) for n, p in model.initial().params.items()}
+    assert len({recipe.steps(n) for n in sizes.values()}) > 1
+    for k, size in sizes.items():
+        data = run.federation.client(k)
+        params = {n: p.clone().requires_grad_() for n, p in model.initial().params.items()}
+        sgd = torch.optim.SGD([*params.values()], recipe.lr, 0.5, weight_decay=recipe.weight_decay)
+        buffers = dict(model.initial().buffers)
+        steps = list(data.training_batches(data.draw(3, 3, 1, k), recipe.batch_size))
+        for number, batch in enumerate(steps):
+            before = {n: p.detach().clone() for n, p in params.items()}
+            sgd.zero_grad()
+            student = model.student(buffers, data.draw(3, 3, 1, k).key + number + 1)
+            losses = nn.functional.cross_entropy(student(params, batch.x), batch.y, reduction="none")
+            (number / len(steps) * losses.mean()).backward()
+            buffers = student.buffers
+            sgd.step()
+            bound = 0.01 * (1 - number / len(steps))
+            with torch.no_grad():
+                for n, p in params.items():
+                    p.copy_(before[n] + (p - before[n]).clamp(-bound, bound))
+        mean = {n: m + params[n].detach() * size / total for n, m in mean.items()}
+    for n, m in mean.items():
+        torch.testing.assert_close(found.weights.params[n], m, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+def test_a_step_that_settles_for_what_was_made_changes_nothing(backend, monkeypatch):
+    as_it_is = replaced(settle=lambda self, params, before, anchor, batch: params)
+    one, other = (played(a, monkeypatch, backend=backend).weights for a in (as_it_is, FedAvg))
+    assert_same(one, other)
+    held = replaced(settle=lambda self, params, before, anchor, batch: before)
+    run = played(held, monkeypatch, backend=backend)
+    assert_same(run.weights.params, run.model.initial().params, 1e-12)
+
+
+def test_a_field_of_ones_own_may_be_called_as_what_private_protects(monkeypatch):
+    @dataclass(frozen=True)
+    class Loop(FedAvg):
+        inner: float = 0.5
+
+    assert_same(played(Loop, monkeypatch).weights, played(FedAvg, monkeypatch).weights)
 
 
 def cross_entropies(model: Any, params: Any, batch: Any) -> Tensor:

@@ -1,6 +1,7 @@
 """The examples that the documentation shows run as they stand."""
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -264,6 +265,32 @@ def test_clients_that_send_the_largest_entries_of_their_updates_and_remember_the
     for n, p in now.params.items():
         torch.testing.assert_close(whole.weights.params[n], p, rtol=0, atol=1e-12)
     assert {r["bytes_up"] for r in whole.history} == {3 * (4 + 8) * count}
+
+
+@pytest.mark.parametrize("backend", ["serial", "processes", "vectorised"])
+def test_layers_that_are_trained_in_turn(backend):
+    how = {"dataset": "digits", "clients": 4, "sample": 4, "model": "mlp:16", "seed": 1, "workers": 2}
+    how |= {"precision": "float64", "partition": "lda:1", "batch_size": 10, "local_epochs": 3}
+    recipe = {"momentum": 0.9, "weight_decay": 0.0, "backend": backend}  # without decay rest is rest
+    done = fedrecall.run(algorithm=f"{EXAMPLES / 'fedrep.py'}:FedRep:first=0.4", rounds=1, **how, **recipe)
+    model, federation, total = done.model, done.federation, 0
+    shared = {n: torch.zeros_like(p) for n, p in model.initial().params.items() if not n.startswith("fc2.")}
+    for k in range(4):
+        data, params = federation.client(k), {n: p.clone() for n, p in model.initial().params.items()}
+        batches = list(data.training_batches(data.draw(3, 1, 1, k), 10))
+        turn = math.ceil(0.4 * len(batches))
+        for part, own in ((batches[:turn], True), (batches[turn:], False)):
+            moved = [p.requires_grad_(n.startswith("fc2.") == own) for n, p in params.items()]
+            sgd = torch.optim.SGD([p for p in moved if p.requires_grad], 0.01, 0.9)
+            for batch in part:
+                sgd.zero_grad()
+                logits = torch.func.functional_call(model.module, params, (batch.x,))
+                torch.nn.functional.cross_entropy(logits, batch.y).backward()
+                sgd.step()
+        shared = {n: s + params[n].detach() * len(data) for n, s in shared.items()}
+        total += len(data)
+    for n, s in shared.items():
+        torch.testing.assert_close(done.weights.params[n], s / total, rtol=0, atol=1e-12)
 
 
 def test_measures_see_what_the_sent_entries_stand_for():

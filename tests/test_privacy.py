@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.algorithms.cases import BATCH_NORM, NETS, assert_same, data, experime
 from fedrecall import config as configs
 from fedrecall import privacy, trees
 from fedrecall.algorithms import ALGORITHMS, FedAvg
+from fedrecall.algorithms.fedavg import settles
 from fedrecall.algorithms.hooks import Cohort
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.client import ClientData
@@ -634,6 +636,20 @@ def test_a_protected_algorithm_refines_what_has_its_noise():
 class Choosy(FedAvg):
     def invite(self, server, population, count, round_number):
         return range(count)
+
+
+@dataclass(frozen=True)
+class Holding(FedAvg):
+    def settle(self, params, before, anchor, batch):
+        return {n: before[n] + anchor.weights.params[n] for n in params}
+
+
+def test_a_protected_algorithm_has_the_last_word_in_its_steps():
+    algorithm = Private(of=Holding)
+    anchor = SimpleNamespace(inner=SimpleNamespace(weights=Weights({"w": 3.0}, {})))
+    assert settles(algorithm)
+    assert not settles(Private(of="fedavg"))
+    assert algorithm.settle({"w": 1.0}, {"w": 2.0}, anchor, None) == {"w": 5.0}
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,24 @@ def gradients(grads: Any, params: dict[str, Tensor]) -> dict[str, Tensor]:
     return grads
 
 
+def settled(made: Any, params: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a step leaves, or UserError."""
+    if not isinstance(made, dict) or made.keys() != params.keys():
+        lacking = sorted(params.keys() - made.keys()) if isinstance(made, dict) else []
+        found = f"no {lacking[0]!r}" if lacking else _kind(made)
+        raise UserError(
+            f"`settle` returns {found}: it must be a dict with each parameter, `before`'s where it is held."
+        )
+    for name, p in params.items():
+        given = made[name]
+        if not isinstance(given, Tensor) or (given.shape, given.dtype) != (p.shape, p.dtype):
+            found = f"{_short(given)} of {list(given.shape)}" if isinstance(given, Tensor) else _kind(given)
+            raise UserError(
+                f"`settle` returns {found} as {name!r}: it must be {_short(p)} of {list(p.shape)}, as it was."
+            )
+    return made
+
+
 def invited(clients: Any, population: int, count: int) -> list[int]:
     """Who takes part, or UserError."""
     found = _whole(clients)

@@ -321,6 +321,10 @@ class Private(FedAvg):
         """As the protected algorithm does."""
         return self.inner.correct(grads, anchor.inner)
 
+    def settle(self, params: Params, before: Params, anchor: Anchor, batch: Batch) -> Params:
+        """As the protected algorithm does."""
+        return self.inner.settle(params, before, anchor.inner, batch)
+
     def finish(
         self, model: Model, weights: Weights, anchor: Anchor, memory: Any, data: LocalData, sgd: Sgd
     ) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedrecall import contracts, streams, trees
-from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.algorithms.fedavg import FedAvg, settles
 from fedrecall.algorithms.hooks import Sgd
 from fedrecall.batches import Batch
 from fedrecall.data.client import ClientData, Draws
@@ -229,6 +229,8 @@ def failed(client: int, data: ClientData, memory: Any, seconds: float, failure: 
 def stepper(algorithm: FedAvg, model: Model, sgd: Sgd) -> Step:
     """One step of local SGD; parameters and velocity are updated in place."""
 
+    keeps_before = settles(algorithm)
+
     def take_step(state: State, anchor: Any, batch: Batch, key: Tensor) -> tuple[State, Tensor]:
         for p in state.params.values():
             p.requires_grad_(True)
@@ -240,7 +242,11 @@ def stepper(algorithm: FedAvg, model: Model, sgd: Sgd) -> Step:
             for p in state.params.values():
                 p.requires_grad_(False)
             grads = algorithm.correct(dict(zip(state.params, found, strict=True)), anchor)
+            before = trees.detached(state.params) if keeps_before else {}
             descend(state.params, contracts.gradients(grads, state.params), state.velocity, sgd)
+            if keeps_before:
+                made = contracts.settled(algorithm.settle(state.params, before, anchor, batch), state.params)
+                overwrite(state.params, made)
         return State(state.params, student.buffers, state.velocity), loss.detach()
 
     return take_step
@@ -279,6 +285,13 @@ def descend(params: Params, grads: Params, velocity: Params, sgd: Sgd, lr: Tenso
         torch._foreach_add_(ps, gs, alpha=-sgd.lr)
     else:
         torch._foreach_sub_(ps, torch._foreach_mul(gs, lr))
+
+
+def overwrite(params: Params, made: Params) -> None:
+    """Write these numbers where the others are, which some of them may be."""
+    for name, value in made.items():
+        if value is not params[name]:
+            params[name].copy_(value)
 
 
 def _fusible(p: Tensor, g: Tensor, v: Tensor) -> bool:

@@ -112,6 +112,10 @@ class FedAvg:
         """The gradient that the optimiser is given (weight decay and momentum come after)."""
         return grads
 
+    def settle(self, params: Params, before: Params, anchor: Any, batch: Batch) -> Params:
+        """What a step leaves of the parameters that the optimiser made of those before."""
+        return params
+
     def finish(
         self, model: Model, weights: Weights, anchor: Any, memory: Any, data: LocalData, sgd: Sgd
     ) -> tuple[Any, Any]:
@@ -139,6 +143,11 @@ class FedAvg:
         return {}
 
 
+def settles(algorithm: FedAvg) -> bool:
+    """Whether it has a word after each step; if not, nothing is kept of the parameters before."""
+    return type(_protected(algorithm)).settle is not FedAvg.settle
+
+
 def packs(algorithm: FedAvg) -> bool:
     """Whether what its clients send is not yet what they say: ``unpack`` makes that of it."""
     return type(algorithm).unpack is not FedAvg.unpack
@@ -146,5 +155,10 @@ def packs(algorithm: FedAvg) -> bool:
 
 def keeps_own(algorithm: FedAvg) -> bool:
     """Whether its clients train, and have, another model than the one that travels and is evaluated."""
-    inner: FedAvg = getattr(algorithm, "inner", algorithm)  # what `private` protects
-    return type(inner).personal is not FedAvg.personal
+    return type(_protected(algorithm)).personal is not FedAvg.personal
+
+
+def _protected(algorithm: FedAvg) -> FedAvg:
+    """The algorithm that `private` protects, or itself."""
+    inner = getattr(algorithm, "inner", algorithm)  # which somebody's own may be called, too
+    return inner if isinstance(inner, FedAvg) else algorithm

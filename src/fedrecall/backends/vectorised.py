@@ -25,17 +25,18 @@ from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrecall import contracts, trees
-from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.algorithms.fedavg import FedAvg, settles
 from fedrecall.algorithms.hooks import Sgd
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.serial import Serial
 from fedrecall.batches import Batch
 from fedrecall.data.augmentation import Draws as AugmentationDraws
+from fedrecall.data.client import shares
 from fedrecall.errors import UserError
 from fedrecall.models import kernels
 from fedrecall.models.model import Model, Params
 from fedrecall.specs import AT_LEAST_ONE
-from fedrecall.training import Begun, Failure, State, Visit, begin, descend, end, failed, train
+from fedrecall.training import Begun, Failure, State, Visit, begin, descend, end, failed, overwrite, train
 
 GRAPHS_KEPT = 8  # recorded trainings a lane; each keeps its memory
 TRIED_EVERY = 10  # maps, beside the first two: what a loss looks at may be nothing in the first round
@@ -76,6 +77,7 @@ class Stack(NamedTuple):
     offset: Tensor  # [K], where a client's examples begin
     place: Tensor  # [K, S, B], each batch's places in the client's data
     taken: Tensor  # bool [K, S, B], False where a batch is filled up
+    progress: Tensor  # [K, S], share of its own steps that a client has taken before
     augmentation: AugmentationDraws  # each [K, S, B, ...]
     key: Tensor  # [K]
     lr: Tensor  # []
@@ -327,6 +329,11 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Ten
         grads, (loss, buffers) = grad_and_value(objective, has_aux=True)(params)
         return contracts.gradients(algorithm.correct(grads, anchor), params), loss, buffers
 
+    def left(params: Params, before: Params, anchor: Any, batch: Batch) -> Params:
+        return contracts.settled(algorithm.settle(params, before, anchor, batch), params)
+
+    keeps_before = settles(algorithm)
+
     def take_step(
         state: State, anchor: Any, parts: Iterable[tuple[slice | Tensor, Batch]], key: Tensor
     ) -> tuple[State, Tensor]:
@@ -334,13 +341,18 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Ten
         for rows, batch in parts:
             params, buffers, velocity = trees.take(state, rows)
             mine = trees.transform(lambda t, a, rows=rows: t if a is None else t[rows], anchor, axes)
-            batch_axes = Batch(0, 0, 0, None if batch.mask is None else 0)  # type: ignore[arg-type]
+            batch_axes = Batch(0, 0, 0, None if batch.mask is None else 0, 0)  # type: ignore[arg-type]
             copied = mine if isinstance(rows, Tensor) else ()  # where a change would be lost without a trace
             with explained(*UNMAPPED), contracts.untouched(copied, *contracts.IN_STEPS):
                 grads, loss, buffers = vmap(
                     gradient, in_dims=(0, 0, axes, batch_axes, 0), randomness="different"
                 )(params, buffers, mine, batch, key[rows])
+            before = trees.detached(params) if keeps_before else {}
             descend(params, grads, velocity, sgd, lr)
+            if keeps_before:
+                with explained(*UNMAPPED), contracts.untouched(copied, *contracts.IN_STEPS):
+                    settle = vmap(left, in_dims=(0, 0, axes, batch_axes), randomness="different")
+                    overwrite(params, settle(params, before, mine, batch))
             losses[rows] = loss
             for name, values in buffers.items():
                 state.buffers[name][rows] = values
@@ -403,7 +415,8 @@ def try_filling(algorithm: FedAvg, model: Model, plan: Plan, stack: Stack) -> bo
     with torch.no_grad():
         try:
             exact, full = trees.transform(_doubled, (given, other))
-            one, two = loss(*exact, full), loss(*exact, Batch(*(t[:size] for t in full[:3])))
+            cut = {part: getattr(full, part)[:size] for part in ("x", "y", "place")}
+            one, two = loss(*exact, full), loss(*exact, full._replace(mask=None, **cut))
         except RuntimeError:  # it has numbers in single precision of its own: in batches of one size, then
             one, two = loss(*given, filled), loss(*given, other)
     if two.isfinite() and not torch.allclose(one, two, rtol=1e-5, atol=1e-6):
@@ -450,7 +463,8 @@ def batch_of(plan: Plan, stack: Stack, step: int, part: Part) -> Batch:
     index = place + stack.offset[rows, None]
     drawn = trees.transform(lambda d: d[rows, step, :width], stack.augmentation)
     x = plan.augmentation.apply(stack.x[index], drawn, plan.mean, plan.std, plan.dtype)
-    return Batch(x, stack.y[index], place, stack.taken[rows, step, :width] if filled else None)
+    mask = stack.taken[rows, step, :width] if filled else None
+    return Batch(x, stack.y[index], place, mask, stack.progress[rows, step])
 
 
 def stacked(begun: Sequence[Begun], batch_size: int, axes: Any, device: torch.device) -> Stack:
@@ -474,6 +488,9 @@ def stacked(begun: Sequence[Begun], batch_size: int, axes: Any, device: torch.de
     (place, augmentation), taken, key = trees.transform(
         lambda t: t.to(device), (draws, taken, torch.stack([b.draws.key for b in begun]))
     )
+    progress = torch.zeros(len(begun), last, dtype=begun[0].data.dtype)
+    for row, b in enumerate(begun):
+        progress[row, : b.sgd.steps] = shares(b.sgd.steps, progress.dtype, progress.device)
     sizes = torch.tensor([0, *(len(b.data) for b in begun[:-1])])
     anchors = [b.anchor for b in begun]
     return Stack(
@@ -486,6 +503,7 @@ def stacked(begun: Sequence[Begun], batch_size: int, axes: Any, device: torch.de
         offset=sizes.cumsum(0).to(device),
         place=place,
         taken=taken,
+        progress=progress.to(device),
         augmentation=augmentation,
         key=key,
         lr=torch.tensor(begun[0].sgd.lr, dtype=_dtype(begun[0].state)).to(device),

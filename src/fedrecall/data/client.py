@@ -91,13 +91,20 @@ class ClientData:
     def training_batches(self, draws: Draws, size: int) -> Iterator[Batch]:
         """Every epoch's batches in order; the last one of an epoch may be smaller."""
         draws = trees.transform(lambda d: d.to(self.x.device), draws)
+        starts = range(0, len(self), size)
+        progress = iter(shares(len(draws.order) * len(starts), self.dtype, self.x.device))
         for epoch in range(len(draws.order)):
-            for start in range(0, len(self), size):
+            for start in starts:
                 rows = slice(start, start + size)
                 place = draws.order[epoch, rows]
                 drawn = trees.transform(lambda d, e=epoch, r=rows: d[e, r], draws.augmentation)
                 x = self.augmentation.apply(self.x[place], drawn, self.mean, self.std, self.dtype)
-                yield Batch(x, self.y[place], place)
+                yield Batch(x, self.y[place], place, progress=next(progress))
+
+
+def shares(steps: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Of a visit's steps, what share came before each, [steps]."""
+    return torch.arange(steps, dtype=dtype, device=device) / max(steps, 1)
 
 
 class TestData(ClientData):
