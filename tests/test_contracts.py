@@ -733,6 +733,26 @@ def test_a_step_that_settles_for_what_was_made_changes_nothing(backend, monkeypa
     assert_same(run.weights.params, run.model.initial().params, 1e-12)
 
 
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+def test_what_comes_before_the_steps_knows_how_they_will_be_taken(backend, monkeypatch):
+    told: dict[int, Any] = {}
+
+    def prepare(self: Any, model: Any, down: Any, memory: Any, data: Any) -> Any:
+        told[data.number] = data.sgd
+        return Anchor(down.weights)
+
+    def finish(self: Any, model: Any, weights: Any, anchor: Any, memory: Any, data: Any, sgd: Any) -> Any:
+        assert told[data.number] == data.sgd == sgd
+        return Up(weights), memory
+
+    settings = {"training": {"lr": 0.5, "lr_decay": 0.9, "momentum": 0.25}}
+    run = played(replaced(prepare=prepare, finish=finish), monkeypatch, backend=backend, sample=6, **settings)
+    recipe = run.config.training
+    assert told == {k: recipe.sgd(3, run.federation.size(k)) for k in range(6)}
+    assert {sgd.lr for sgd in told.values()} == {0.5 * 0.9**2}
+    assert len({sgd.steps for sgd in told.values()}) > 1
+
+
 def test_a_field_of_ones_own_may_be_called_as_what_private_protects(monkeypatch):
     @dataclass(frozen=True)
     class Loop(FedAvg):

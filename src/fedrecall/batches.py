@@ -1,12 +1,17 @@
 """What an algorithm's hooks see of a client's examples."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedrecall.errors import UserError
+
+if TYPE_CHECKING:
+    from fedrecall.algorithms.hooks import Sgd
 
 
 class Batch(NamedTuple):
@@ -42,6 +47,8 @@ class LocalData(Protocol):
     classes: int
     number: int
     """The client's number, to key what it draws for itself."""
+    sgd: Sgd | None
+    """The optimiser of the client's visit; None of examples that the server holds."""
 
     def __len__(self) -> int:
         """How many examples there are."""

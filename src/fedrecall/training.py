@@ -144,7 +144,8 @@ def begin(
 ) -> Begun:
     """What happens before the first step: the first memory, `prepare`, and all that is drawn."""
     since = time.perf_counter()
-    data = data.numbered(client)
+    sgd = recipe.sgd(round_number, len(data))
+    data = data.numbered(client, sgd)
     chance = hooks_chance(algorithm, seed, round_number, client)
     if memory is None:
         memory = first_memory(algorithm, down, chance)
@@ -157,7 +158,6 @@ def begin(
     start = model.laid_out(trees.detached(own))
     state = State(start.params, start.buffers, {n: torch.zeros_like(p) for n, p in start.params.items()})
     draws = data.draw(recipe.local_epochs, seed, round_number, client)
-    sgd = recipe.sgd(round_number, len(data))
     return Begun(client, data, memory, sgd, anchor, state, draws, since, chance, model.structure())
 
 

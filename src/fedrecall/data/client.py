@@ -1,8 +1,10 @@
 """What one client sees of its data, and how a visit walks through it."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Iterator
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -11,6 +13,9 @@ from fedrecall import streams, trees
 from fedrecall.batches import Batch
 from fedrecall.data.augmentation import Augmentation, plain
 from fedrecall.data.augmentation import Draws as AugmentationDraws
+
+if TYPE_CHECKING:
+    from fedrecall.algorithms.hooks import Sgd
 
 
 class Draws(NamedTuple):
@@ -38,14 +43,15 @@ class ClientData:
         self.mean, self.std, self.dtype = mean, std, dtype
         self.augmentation = augmentation or Augmentation()
         self.number = 0
+        self.sgd: Sgd | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
-    def numbered(self, client: int) -> "ClientData":
-        """The same examples, saying whose they are."""
+    def numbered(self, client: int, sgd: Sgd | None = None) -> ClientData:
+        """The same examples, saying whose they are and how they are trained on."""
         mine = copy.copy(self)
-        mine.number = client
+        mine.number, mine.sgd = client, sgd
         return mine
 
     def part(self, places: Tensor) -> Self:

@@ -70,12 +70,11 @@ class Stage:
     def epochs(self, client: int) -> Iterator[Weights]:
         """The client's model before training and after every local epoch."""
         down, memory = self._given(client)
-        data = self.federation.client(client).numbered(client)
         begun = begin(
             self.algorithm,
             self.model,
             self.recipe,
-            data,
+            self.federation.client(client),
             down,
             memory,
             seed=self.seed,
@@ -85,7 +84,7 @@ class Stage:
         state, steps = begun.state, begun.sgd.steps // self.recipe.local_epochs
         yield Weights(*trees.detached((state.params, state.buffers)))
         step = stepper(self.algorithm, self.model, begun.sgd)
-        batches = data.training_batches(begun.draws, self.recipe.batch_size)
+        batches = begun.data.training_batches(begun.draws, self.recipe.batch_size)
         for epoch in range(self.recipe.local_epochs):
             key = begun.draws.key + epoch * steps
             state, _ = train(step, state, begun.anchor, islice(batches, steps), key)
