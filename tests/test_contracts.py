@@ -332,7 +332,7 @@ WRONG = {
     ),
     "an anchor in steps": (
         replaced(loss=lambda self, model, params, anchor, batch: moved(anchor, batch, model, params)),
-        r"`loss` or `correct` changes weights/params/.* of its anchor in place",
+        r"`loss`, `correct` or `settle` changes weights/params/.* of its anchor in place",
     ),
     "an anchor along the gradient": (
         replaced(
@@ -340,7 +340,7 @@ WRONG = {
                 [anchor.weights.params[n].add_(g) for n, g in grads.items()] and grads
             )
         ),
-        r"`loss` or `correct` changes weights/params/.* of its anchor in place",
+        r"`loss`, `correct` or `settle` changes weights/params/.* of its anchor in place",
     ),
     "a server's state that is rounded to be sent": (
         replaced(
@@ -550,7 +550,7 @@ def test_what_a_client_holds_for_itself_may_not_change_in_its_steps_either(backe
         prepare=lambda self, model, down, memory, data: WithNumber(down.weights, torch.zeros(())),
         correct=lambda self, grads, anchor: anchor.number.add_(1) is not None and grads,
     )
-    with pytest.raises(UserError, match="`loss` or `correct` changes number of its anchor in place"):
+    with pytest.raises(UserError, match="`loss`, `correct` or `settle` changes number of its anchor in place"):
         played(counting, monkeypatch, backend=backend, model=f"{NETS}:norm={norm}")
 
 

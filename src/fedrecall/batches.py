@@ -1,17 +1,12 @@
-"""What an algorithm's hooks see of a client's examples."""
-
-from __future__ import annotations
+"""What an algorithm's hooks see of a client's examples, and of how they are trained on."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedrecall.errors import UserError
-
-if TYPE_CHECKING:
-    from fedrecall.algorithms.hooks import Sgd
 
 
 class Batch(NamedTuple):
@@ -39,6 +34,27 @@ class Batch(NamedTuple):
             return values.mean()
         zero = torch.zeros((), dtype=values.dtype, device=values.device)
         return torch.where(self.mask, values, zero).sum() / self.mask.sum()
+
+
+class Sgd(NamedTuple):
+    """The optimiser of one visit."""
+
+    lr: float
+    """Learning rate of this round."""
+    momentum: float
+    weight_decay: float
+    steps: int
+    """Number of batches the visit trains on, K."""
+
+    def effective_steps(self, momentum_aware: bool = True) -> float:
+        """By how many gradients' length K steps move: with momentum more than K.
+
+        (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho), FedNova's ||a||_1 for momentum rho.
+        """
+        rho, k = self.momentum, self.steps
+        if not momentum_aware or rho == 0:
+            return float(k)
+        return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
 
 
 class LocalData(Protocol):

@@ -204,7 +204,7 @@ def finite(found: Any) -> Any:
     return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
-IN_STEPS = "loss` or `correct", "its anchor"
+IN_STEPS = "loss`, `correct` or `settle", "its anchor"
 """Which hooks steps call, and what they are given besides what changes, for `untouched`."""
 
 

@@ -3,36 +3,18 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedrecall import trees
+from fedrecall.batches import Sgd
 from fedrecall.errors import UserError
 
+__all__ = ["Cohort", "Sgd"]
+
 Tree = TypeVar("Tree")
-
-
-class Sgd(NamedTuple):
-    """The optimiser of one visit."""
-
-    lr: float
-    """Learning rate of this round."""
-    momentum: float
-    weight_decay: float
-    steps: int
-    """Number of batches the visit trains on, K."""
-
-    def effective_steps(self, momentum_aware: bool = True) -> float:
-        """By how many gradients' length K steps move: with momentum more than K.
-
-        (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho), FedNova's ||a||_1 for momentum rho.
-        """
-        rho, k = self.momentum, self.steps
-        if not momentum_aware or rho == 0:
-            return float(k)
-        return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
 
 
 @dataclass(frozen=True)

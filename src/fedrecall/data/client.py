@@ -1,21 +1,16 @@
 """What one client sees of its data, and how a visit walks through it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from fedrecall import streams, trees
-from fedrecall.batches import Batch
+from fedrecall.batches import Batch, Sgd
 from fedrecall.data.augmentation import Augmentation, plain
 from fedrecall.data.augmentation import Draws as AugmentationDraws
-
-if TYPE_CHECKING:
-    from fedrecall.algorithms.hooks import Sgd
 
 
 class Draws(NamedTuple):
@@ -48,7 +43,7 @@ class ClientData:
     def __len__(self) -> int:
         return len(self.y)
 
-    def numbered(self, client: int, sgd: Sgd | None = None) -> ClientData:
+    def numbered(self, client: int, sgd: Sgd | None = None) -> Self:
         """The same examples, saying whose they are and how they are trained on."""
         mine = copy.copy(self)
         mine.number, mine.sgd = client, sgd
