@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from tests.algorithms.cases import NETS, assert_same, data, experiment
+from tests.algorithms.cases import BATCH_NORM, NETS, assert_same, data, experiment
 from torch import Tensor, nn
 
 from fedrecall import config as configs
@@ -689,7 +689,7 @@ def clipped(self: Any, params: Any, before: Any, anchor: Any, batch: Any) -> Any
 
 
 @pytest.mark.parametrize("backend", ["serial", "vectorised"])
-@pytest.mark.parametrize("net", [NETS, "mlp:8"])
+@pytest.mark.parametrize("net", [NETS, BATCH_NORM, "mlp:8"])
 def test_steps_know_how_far_the_visit_is_and_have_the_last_word(backend, net, monkeypatch):
     settings = {"model": net, "sample": 6, "rounds": 1, "training": {"local_epochs": 3, "momentum": 0.5}}
     algorithm = replaced(loss=rising, settle=clipped)
