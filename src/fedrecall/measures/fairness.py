@@ -1,6 +1,7 @@
 """Whom the federation serves badly: the spread of accuracy over all of its clients."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,16 +34,21 @@ class Fairness(Measure):
             own = in_local(counts / counts.sum(), class_accuracy(known.confusion), tested)
             if own is not None:
                 found[client] = own
-        if not found:
-            return {}
-        worst = min(found, key=found.__getitem__)
-        ordered = np.sort(list(found.values()))
-        tenth = math.ceil(len(ordered) / 10)
-        return {
-            "mean": float(ordered.mean()),
-            "deviation": float(ordered.std()),
-            "worst": f"client {worst}",
-            "worst_accuracy": found[worst],
-            "worst_tenth": float(ordered[:tenth].mean()),
-            "best_tenth": float(ordered[-tenth:].mean()),
-        }
+        return spread(found)
+
+
+def spread(found: Mapping[int, float]) -> dict[str, Any]:
+    """What is recorded of clients' own accuracies."""
+    if not found:
+        return {}
+    worst = min(found, key=found.__getitem__)
+    ordered = np.sort(list(found.values()))
+    tenth = math.ceil(len(ordered) / 10)
+    return {
+        "mean": float(ordered.mean()),
+        "deviation": float(ordered.std()),
+        "worst": f"client {worst}",
+        "worst_accuracy": found[worst],
+        "worst_tenth": float(ordered[:tenth].mean()),
+        "best_tenth": float(ordered[-tenth:].mean()),
+    }
