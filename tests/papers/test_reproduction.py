@@ -126,7 +126,7 @@ def test_an_algorithm_of_ones_own_is_played_in_the_papers_setup_beside_its_metho
     code, said, _ = call(*words, *switch, "--methods", f"fedavg,calibrated,{mine}")
     assert code == 0
     assert f"{mine}, seed 0" in said
-    assert "over fedavg │ – │" in said
+    assert "over fedavg – " in said
     cell = TABLE1.guest("cifar10/shard2", mine)
     assert cell.config().algorithm == {"name": f"{tmp_path}/mine.py:Mine", "scale": 0.5, "shift": 1.0}
     variant = load_paper("fedntd").variant("fixed-partition")
