@@ -35,6 +35,11 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here to make a device with"),
 ]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+OWN = [  # hooks that no algorithm of the package has
+    Case(f"{EXAMPLES / 'fedrep.py'}:FedRep:keep=fc.,first=0.4"),
+    Case(f"{EXAMPLES / 'fedsparse.py'}:FedSparse:share=0.3"),
+]
 SETTINGS = {"augmentation": "crop:1+flip+cutout:2", "partition": "lda:0.5", "rounds": 2}
 HOW = {
     "one by one": Serial,
@@ -102,7 +107,7 @@ def test_the_device_is_none_that_the_cpu_mixes_with(elsewhere):
 
 
 @pytest.mark.parametrize("how", HOW.values(), ids=list(HOW))
-@pytest.mark.parametrize("case", [*CASES, *VARIANTS], ids=lambda case: case.spec)
+@pytest.mark.parametrize("case", [*CASES, *VARIANTS, *OWN], ids=lambda case: Path(case.spec).name)
 def test_an_algorithm_trains_there_as_on_the_cpu(case: Case, how: Any, there: Any):
     settings = SETTINGS | case.settings
     expected = experiment(case.spec, **settings)
@@ -229,7 +234,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
 
 
 @pytest.mark.parametrize("options", [Options(graph=True), Options(graph=True, chunk=1, lanes=3)], ids=str)
-@pytest.mark.parametrize("case", [*CASES, *VARIANTS], ids=lambda case: case.spec)
+@pytest.mark.parametrize("case", [*CASES, *VARIANTS, *OWN], ids=lambda case: Path(case.spec).name)
 def test_a_recorded_training_is_done_again_with_what_is_new(
     case: Case, options: Options, there: Any, graphs: list[Recording]
 ):
