@@ -16,9 +16,7 @@ class Batch(NamedTuple):
     y: Tensor  # [B]
     place: Tensor  # [B], each example's place in the client's data
     mask: Tensor | None = None  # [B], False where an example only fills up a batch
-    progress: Tensor | None = (
-        None  # [], share of the visit's steps that came before; None where there are none
-    )
+    progress: Tensor | None = None  # [], share of the visit's steps that came before; in steps alone
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over the examples of ``values`` ([B], one number an example)."""
