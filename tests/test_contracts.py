@@ -236,6 +236,34 @@ WRONG = {
         replaced(settle=lambda self, params, before, anchor, batch: dict.fromkeys(params, 0.0)),
         "`settle` returns a float as '.*': it must be float64 of ",
     ),
+    "an anchor that goes on as nothing": (
+        replaced(advance=lambda self, anchor, weights, grads, batch: None),
+        r"`advance` returns nothing: it must be its anchor",
+    ),
+    "a part of an anchor alone": (
+        replaced(
+            advance=lambda self, anchor, weights, grads, batch: Anchor(
+                Weights(dict(list(weights.params.items())[1:]), weights.buffers)
+            )
+        ),
+        r"`advance` returns no weights/params/.*: it must be its anchor",
+    ),
+    "an anchor that grows": (
+        replaced(
+            advance=lambda self, anchor, weights, grads, batch: Anchor(
+                Weights({**weights.params, "more": torch.zeros(1)}, weights.buffers)
+            )
+        ),
+        r"`advance` returns a new weights/params/more: it must be its anchor",
+    ),
+    "an anchor in another shape": (
+        replaced(
+            advance=lambda self, anchor, weights, grads, batch: Anchor(
+                Weights({n: p[None] for n, p in weights.params.items()}, weights.buffers)
+            )
+        ),
+        r"`advance` returns float64 of \[1, .*\] as weights/params/.*: it must be float64 of ",
+    ),
     "a gradient that is left out": (
         replaced(correct=lambda self, grads, anchor: dict(list(grads.items())[1:])),
         "`correct` returns no gradient of",
@@ -332,7 +360,7 @@ WRONG = {
     ),
     "an anchor in steps": (
         replaced(loss=lambda self, model, params, anchor, batch: moved(anchor, batch, model, params)),
-        r"`loss`, `correct` or `settle` changes weights/params/.* of its anchor in place",
+        r"`loss`, `correct`, `settle` or `advance` changes weights/params/.* of its anchor in place",
     ),
     "an anchor along the gradient": (
         replaced(
@@ -340,7 +368,7 @@ WRONG = {
                 [anchor.weights.params[n].add_(g) for n, g in grads.items()] and grads
             )
         ),
-        r"`loss`, `correct` or `settle` changes weights/params/.* of its anchor in place",
+        r"`loss`, `correct`, `settle` or `advance` changes weights/params/.* of its anchor in place",
     ),
     "a server's state that is rounded to be sent": (
         replaced(
@@ -550,7 +578,7 @@ def test_what_a_client_holds_for_itself_may_not_change_in_its_steps_either(backe
         prepare=lambda self, model, down, memory, data: WithNumber(down.weights, torch.zeros(())),
         correct=lambda self, grads, anchor: anchor.number.add_(1) is not None and grads,
     )
-    with pytest.raises(UserError, match="`settle` changes number of its anchor in place"):
+    with pytest.raises(UserError, match="`settle` or `advance` changes number of its anchor in place"):
         played(counting, monkeypatch, backend=backend, model=f"{NETS}:norm={norm}")
 
 
@@ -721,6 +749,122 @@ def test_steps_know_how_far_the_visit_is_and_have_the_last_word(backend, net, mo
         mean = {n: m + params[n].detach() * size / total for n, m in mean.items()}
     for n, m in mean.items():
         torch.testing.assert_close(found.weights.params[n], m, rtol=0, atol=1e-9)
+
+
+class Follower(NamedTuple):
+    """What a client holds on to: what came before a step, a mean of gradients, a count, and what stays."""
+
+    weights: Weights
+    mean: Any
+    steps: Tensor
+    arrived: Weights
+
+
+def following() -> type[FedAvg]:
+    """An algorithm that looks at what its steps left, in each of its hooks."""
+
+    def prepare(self: Any, model: Any, down: Any, memory: Any, data: Any) -> Any:
+        zeros = {n: torch.zeros_like(p) for n, p in down.weights.params.items()}
+        return Follower(down.weights, zeros, torch.zeros((), dtype=torch.float64), down.weights)
+
+    def loss(self: Any, model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
+        own = FedAvg.loss(self, model, params, anchor, batch)
+        taught = model.frozen(anchor.weights, batch.x).softmax(-1)  # by running statistics, too
+        return own + batch.mean((model(params, batch.x).softmax(-1) - taught).square().sum(-1))
+
+    def correct(self: Any, grads: Any, anchor: Any) -> Any:
+        return {n: g + anchor.mean[n] / (anchor.steps + 1) for n, g in grads.items()}
+
+    def settle(self: Any, params: Any, before: Any, anchor: Any, batch: Any) -> Any:
+        back = anchor.weights.params  # which the optimiser has not moved
+        return {n: 0.9 * p + 0.1 * back[n] + 1e-3 * anchor.mean[n] for n, p in params.items()}
+
+    def advance(self: Any, anchor: Any, weights: Any, grads: Any, batch: Any) -> Any:
+        mean = {n: 0.5 * m + 0.5 * grads[n] for n, m in anchor.mean.items()}
+        return anchor._replace(weights=weights, mean=mean, steps=anchor.steps + 1)
+
+    def finish(self: Any, model: Any, weights: Any, anchor: Any, *_: Any) -> Any:
+        assert_same(anchor.weights, weights, 0)
+        params = {n: anchor.steps * m + anchor.arrived.params[n] for n, m in anchor.mean.items()}
+        return Up(Weights(params, weights.buffers)), Memory()
+
+    return replaced(
+        prepare=prepare, loss=loss, correct=correct, settle=settle, advance=advance, finish=finish
+    )
+
+
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+@pytest.mark.parametrize("net", [NETS, BATCH_NORM, "mlp:8"])
+def test_what_a_client_holds_on_to_may_go_on_with_its_steps(backend, net, monkeypatch):
+    training = {"local_epochs": 3, "momentum": 0.5, "weight_decay": 0.01}
+    settings = {"model": net, "sample": 6, "rounds": 1, "training": training}
+    found = played(following(), monkeypatch, backend=backend, **settings)
+    run = experiment("fedavg", **settings)
+    model, recipe = run.model, run.config.training
+    sizes = {k: run.federation.size(k) for k in range(6)}
+    assert len({recipe.steps(n) for n in sizes.values()}) > 1
+    initial = model.initial()
+    sums = {n: torch.zeros_like(p) for n, p in initial.params.items()}
+    for k, size in sizes.items():
+        data = run.federation.client(k)
+        params = {n: p.clone().requires_grad_() for n, p in initial.params.items()}
+        sgd = torch.optim.SGD([*params.values()], recipe.lr, 0.5, weight_decay=0.01)
+        buffers, last = dict(initial.buffers), initial
+        mean = {n: torch.zeros_like(p) for n, p in initial.params.items()}
+        draws = data.draw(3, 3, 1, k)
+        for number, batch in enumerate(data.training_batches(draws, recipe.batch_size)):
+            sgd.zero_grad()
+            student = model.student(buffers, draws.key + number + 1)
+            taught = model.logits(last, batch.x).detach().softmax(-1)
+            losses = nn.functional.cross_entropy(student(params, batch.x), batch.y, reduction="none")
+            apart = (student(params, batch.x).softmax(-1) - taught).square().sum(-1)
+            (losses + apart).mean().backward()
+            buffers = student.buffers
+            raw = {n: p.grad.clone() for n, p in params.items()}
+            for n, p in params.items():
+                p.grad += mean[n] / (number + 1)
+            sgd.step()
+            with torch.no_grad():
+                for n, p in params.items():
+                    p.copy_(0.9 * p + 0.1 * last.params[n] + 1e-3 * mean[n])
+            mean = {n: (m + raw[n]) / 2 for n, m in mean.items()}
+            last = trees.detached(Weights(params, buffers))
+        steps = recipe.steps(size)
+        for n, m in mean.items():
+            sums[n] += (steps * m + initial.params[n]) * size / sum(sizes.values())
+    assert_same(found.weights.params, sums, 1e-9)
+    assert max((s - initial.params[n]).abs().max().item() for n, s in sums.items()) > 0.01
+
+
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+def test_what_a_client_holds_on_to_stays_unless_it_says_otherwise(backend, monkeypatch):
+    def nothing(self: Any, anchor: Any, weights: Any, grads: Any, batch: Any) -> Any:
+        return anchor
+
+    held = replaced(loss=pulled)
+    one, other = (
+        played(a, monkeypatch, backend=backend).weights
+        for a in (held, replaced(loss=pulled, advance=nothing))
+    )
+    assert_same(one, other)
+
+
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+def test_what_arrived_stays_as_it_was_while_steps_go_on_from_it(backend, monkeypatch):
+    """All clients share it, in the first step with what goes on."""
+    seen: list[Any] = []
+
+    def finish(self: Any, model: Any, weights: Any, anchor: Any, *_: Any) -> Any:
+        seen.append(anchor)
+        return Up(weights), Memory()
+
+    algorithm = dataclass(frozen=True)(type("Looked", (following(),), {"finish": finish}))
+    run = played(algorithm, monkeypatch, backend=backend, sample=6, rounds=1)
+    initial = run.model.initial()
+    for anchor in seen:
+        assert_same(anchor.arrived, initial, 0)
+        assert (anchor.weights.params["fc.weight"] - initial.params["fc.weight"]).abs().max() > 1e-4
+    assert len({float(anchor.steps) for anchor in seen}) > 1
 
 
 @pytest.mark.parametrize("backend", ["serial", "vectorised"])

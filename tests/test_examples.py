@@ -267,30 +267,82 @@ def test_clients_that_send_the_largest_entries_of_their_updates_and_remember_the
     assert {r["bytes_up"] for r in whole.history} == {3 * (4 + 8) * count}
 
 
+def trained_by_hand(algorithm, backend, take, **settings):
+    """The model after a round of an example, and what `take` makes of each client's model, averaged."""
+    how = {"dataset": "digits", "clients": 4, "sample": 4, "model": "mlp:16", "seed": 1, "workers": 2}
+    how |= {"precision": "float64", "partition": "lda:1", "batch_size": 10, "local_epochs": 3, "rounds": 1}
+    done = fedrecall.run(algorithm=algorithm, backend=backend, **how, **settings)
+    model, federation, total = done.model, done.federation, 0
+    mean = {n: torch.zeros_like(p) for n, p in model.initial().params.items()}
+    for k in range(4):
+        data = federation.client(k)
+        params = {n: p.clone().requires_grad_() for n, p in model.initial().params.items()}
+        take(model.module, params, data.training_batches(data.draw(3, 1, 1, k), 10))
+        mean = {n: m + params[n].detach() * len(data) for n, m in mean.items()}
+        total += len(data)
+    return done.weights.params, {n: m / total for n, m in mean.items()}
+
+
 @pytest.mark.parametrize("backend", ["serial", "processes", "vectorised"])
 def test_layers_that_are_trained_in_turn(backend):
-    how = {"dataset": "digits", "clients": 4, "sample": 4, "model": "mlp:16", "seed": 1, "workers": 2}
-    how |= {"precision": "float64", "partition": "lda:1", "batch_size": 10, "local_epochs": 3}
-    recipe = {"momentum": 0.9, "weight_decay": 0.0, "backend": backend}  # without decay rest is rest
-    done = fedrecall.run(algorithm=f"{EXAMPLES / 'fedrep.py'}:FedRep:first=0.4", rounds=1, **how, **recipe)
-    model, federation, total = done.model, done.federation, 0
-    shared = {n: torch.zeros_like(p) for n, p in model.initial().params.items() if not n.startswith("fc2.")}
-    for k in range(4):
-        data, params = federation.client(k), {n: p.clone() for n, p in model.initial().params.items()}
-        batches = list(data.training_batches(data.draw(3, 1, 1, k), 10))
+    def take(module, params, batches):
+        batches = list(batches)
         turn = math.ceil(0.4 * len(batches))
         for part, own in ((batches[:turn], True), (batches[turn:], False)):
             moved = [p.requires_grad_(n.startswith("fc2.") == own) for n, p in params.items()]
             sgd = torch.optim.SGD([p for p in moved if p.requires_grad], 0.01, 0.9)
             for batch in part:
                 sgd.zero_grad()
-                logits = torch.func.functional_call(model.module, params, (batch.x,))
+                logits = torch.func.functional_call(module, params, (batch.x,))
                 torch.nn.functional.cross_entropy(logits, batch.y).backward()
                 sgd.step()
-        shared = {n: s + params[n].detach() * len(data) for n, s in shared.items()}
-        total += len(data)
-    for n, s in shared.items():
-        torch.testing.assert_close(done.weights.params[n], s / total, rtol=0, atol=1e-12)
+
+    in_turn = f"{EXAMPLES / 'fedrep.py'}:FedRep:first=0.4"
+    settings = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.0}  # without decay rest is rest
+    found, expected = trained_by_hand(in_turn, backend, take, **settings)
+    shared = [n for n in expected if not n.startswith("fc2.")]
+    assert shared
+    for n in shared:
+        torch.testing.assert_close(found[n], expected[n], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["serial", "processes", "vectorised"])
+def test_clients_that_train_with_adam(backend):
+    def take(module, params, batches):
+        adam = torch.optim.Adam([*params.values()], 0.002, (0.8, 0.95), eps=1e-6)
+        for batch in batches:
+            adam.zero_grad()
+            logits = torch.func.functional_call(module, params, (batch.x,))
+            torch.nn.functional.cross_entropy(logits, batch.y).backward()
+            adam.step()
+
+    adam = f"{EXAMPLES / 'localadam.py'}:LocalAdam:beta1=0.8,beta2=0.95,eps=1e-6"
+    settings = {"lr": 0.002, "momentum": 0.0, "weight_decay": 0.0}
+    found, expected = trained_by_hand(adam, backend, take, **settings)
+    for n, value in expected.items():
+        torch.testing.assert_close(found[n], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["serial", "processes", "vectorised"])
+@pytest.mark.parametrize("keep", [0.75, 1.0])
+def test_clients_that_are_taught_by_the_running_mean_of_their_own_models(backend, keep):
+    def take(module, params, batches):
+        sgd = torch.optim.SGD([*params.values()], 0.05, 0.9)
+        teacher = {n: p.detach().clone() for n, p in params.items()}
+        for batch in batches:
+            sgd.zero_grad()
+            logits, taught = (
+                torch.func.functional_call(module, p, (batch.x,)).log_softmax(1) for p in (params, teacher)
+            )
+            said = -(taught.exp() * (logits - taught)).sum(1).mean()
+            (torch.nn.functional.nll_loss(logits, batch.y) + 2 * said).backward()
+            sgd.step()
+            teacher = {n: keep * t + (1 - keep) * params[n].detach() for n, t in teacher.items()}
+
+    mean = f"{EXAMPLES / 'fedmean.py'}:FedMean:beta=2,keep={keep}"
+    found, expected = trained_by_hand(mean, backend, take, lr=0.05, momentum=0.9, weight_decay=0.0)
+    for n, value in expected.items():
+        torch.testing.assert_close(found[n], value, rtol=0, atol=1e-12)
 
 
 def test_measures_see_what_the_sent_entries_stand_for():

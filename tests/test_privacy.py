@@ -19,7 +19,7 @@ from tests.algorithms.cases import BATCH_NORM, NETS, assert_same, data, experime
 from fedrecall import config as configs
 from fedrecall import privacy, trees
 from fedrecall.algorithms import ALGORITHMS, FedAvg
-from fedrecall.algorithms.fedavg import settles
+from fedrecall.algorithms.fedavg import Anchor, advances, settles
 from fedrecall.algorithms.hooks import Cohort
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.client import ClientData
@@ -650,6 +650,22 @@ def test_a_protected_algorithm_has_the_last_word_in_its_steps():
     assert settles(algorithm)
     assert not settles(Private(of="fedavg"))
     assert algorithm.settle({"w": 1.0}, {"w": 2.0}, anchor, None) == {"w": 5.0}
+
+
+@dataclass(frozen=True)
+class Counting(FedAvg):
+    def advance(self, anchor, weights, grads, batch):
+        moved = {n: a - weights.params[n] + grads[n] for n, a in anchor.weights.params.items()}
+        return anchor._replace(weights=Weights(moved, {}))
+
+
+def test_what_a_protected_algorithm_holds_on_to_goes_on():
+    algorithm = Private(of=Counting)
+    assert advances(algorithm)
+    assert not advances(Private(of="fedavg"))
+    anchor = privacy.Anchor(Anchor(Weights({"w": 1.0}, {})), "what arrived")
+    found = algorithm.advance(anchor, Weights({"w": 2.0}, {}), {"w": 4.0}, None)
+    assert found == (Anchor(Weights({"w": 3.0}, {})), "what arrived")
 
 
 @dataclass(frozen=True)

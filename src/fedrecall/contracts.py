@@ -157,6 +157,27 @@ def settled(made: Any, params: dict[str, Tensor]) -> dict[str, Tensor]:
     return made
 
 
+def advanced(made: Any, before: Any) -> Any:
+    """What a client holds on to in the next step, or UserError."""
+    found, expected = trees.arrays(made), trees.arrays(before)
+    if type(made) is not type(before) or found.keys() != expected.keys():
+        lacking = [f"no {n}" for n in expected if n not in found] if type(made) is type(before) else []
+        more = [f"a new {n}" for n in found if n not in expected] if type(made) is type(before) else []
+        what = (lacking + more or [_kind(made)])[0]
+        raise UserError(
+            f"`advance` returns {what}: it must be its anchor, with other numbers where some change "
+            "(anchor._replace(...))."
+        )
+    for name, like in expected.items():
+        given = found[name]
+        if (given.shape, given.dtype) != (like.shape, like.dtype):
+            raise UserError(
+                f"`advance` returns {_short(given)} of {list(given.shape)} as {name}: it must be "
+                f"{_short(like)} of {list(like.shape)}, as it was."
+            )
+    return made
+
+
 def invited(clients: Any, population: int, count: int) -> list[int]:
     """Who takes part, or UserError."""
     found = _whole(clients)
@@ -204,7 +225,7 @@ def finite(found: Any) -> Any:
     return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
-IN_STEPS = "loss`, `correct` or `settle", "its anchor"
+IN_STEPS = "loss`, `correct`, `settle` or `advance", "its anchor"
 """Which hooks steps call, and what they are given besides what changes, for `untouched`."""
 
 

@@ -325,6 +325,10 @@ class Private(FedAvg):
         """As the protected algorithm does."""
         return self.inner.settle(params, before, anchor.inner, batch)
 
+    def advance(self, anchor: Anchor, weights: Weights, grads: Params, batch: Batch) -> Anchor:
+        """As the protected algorithm does."""
+        return anchor._replace(inner=self.inner.advance(anchor.inner, weights, grads, batch))
+
     def finish(
         self, model: Model, weights: Weights, anchor: Anchor, memory: Any, data: LocalData, sgd: Sgd
     ) -> tuple[Any, Any]:

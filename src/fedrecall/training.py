@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedrecall import contracts, streams, trees
-from fedrecall.algorithms.fedavg import FedAvg, settles
+from fedrecall.algorithms.fedavg import FedAvg, advances, settles
 from fedrecall.algorithms.hooks import Sgd
 from fedrecall.batches import Batch
 from fedrecall.data.client import ClientData, Draws
@@ -101,7 +101,7 @@ class Begun(NamedTuple):
 
 
 Examples = TypeVar("Examples")
-Step = Callable[[State, Any, Batch, Tensor], tuple[State, Tensor]]
+Step = Callable[[State, Any, Batch, Tensor], tuple[State, Any, Tensor]]
 
 
 def visit(
@@ -126,8 +126,9 @@ def visit(
     key = begun.draws.key.to(data.y.device)
     given = contracts.untouched(begun.anchor, *contracts.IN_STEPS)
     with given, streams.seeded(begun.chance, "steps"):
-        state, losses = train(stepper(algorithm, model, begun.sgd), begun.state, begun.anchor, batches, key)
-    return end(algorithm, model, begun, state, losses, round_number)
+        take_step = stepper(algorithm, model, begun.sgd)
+        state, anchor, losses = train(take_step, begun.state, begun.anchor, batches, key)
+    return end(algorithm, model, begun._replace(anchor=anchor), state, losses, round_number)
 
 
 def begin(
@@ -174,22 +175,22 @@ def first_memory(algorithm: FedAvg, down: Any, chance: int) -> Any:
 
 
 def train(
-    take_step: Callable[[State, Any, Examples, Tensor], tuple[State, Tensor]],
+    take_step: Callable[[State, Any, Examples, Tensor], tuple[State, Any, Tensor]],
     state: State,
     anchor: Any,
     batches: Iterable[Examples],
     key: Tensor,
-) -> tuple[State, Tensor]:
-    """Take a step for every batch; returns the last state and the losses, [K, ...].
+) -> tuple[State, Any, Tensor]:
+    """Take a step for every batch; returns the last state, the last anchor and the losses, [K, ...].
 
     This is the only loop over batches: of one client with `stepper`'s step, of many at once with
     a step mapped over them, which takes the batches of all of them.
     """
     losses = []
     for number, batch in enumerate(batches, start=1):
-        state, loss = take_step(state, anchor, batch, key + number)
+        state, anchor, loss = take_step(state, anchor, batch, key + number)
         losses.append(loss)
-    return state, torch.stack(losses)
+    return state, anchor, torch.stack(losses)
 
 
 def end(
@@ -229,9 +230,9 @@ def failed(client: int, data: ClientData, memory: Any, seconds: float, failure: 
 def stepper(algorithm: FedAvg, model: Model, sgd: Sgd) -> Step:
     """One step of local SGD; parameters and velocity are updated in place."""
 
-    keeps_before = settles(algorithm)
+    keeps_before, goes_on = settles(algorithm), advances(algorithm)
 
-    def take_step(state: State, anchor: Any, batch: Batch, key: Tensor) -> tuple[State, Tensor]:
+    def take_step(state: State, anchor: Any, batch: Batch, key: Tensor) -> tuple[State, Any, Tensor]:
         for p in state.params.values():
             p.requires_grad_(True)
         student = model.student(state.buffers, key)
@@ -241,13 +242,18 @@ def stepper(algorithm: FedAvg, model: Model, sgd: Sgd) -> Step:
         with torch.no_grad():
             for p in state.params.values():
                 p.requires_grad_(False)
-            grads = algorithm.correct(dict(zip(state.params, found, strict=True)), anchor)
+            raw = dict(zip(state.params, found, strict=True))
+            grads = algorithm.correct(raw, anchor)
             before = trees.detached(state.params) if keeps_before else {}
             descend(state.params, contracts.gradients(grads, state.params), state.velocity, sgd)
             if keeps_before:
                 made = contracts.settled(algorithm.settle(state.params, before, anchor, batch), state.params)
                 overwrite(state.params, made)
-        return State(state.params, student.buffers, state.velocity), loss.detach()
+            if goes_on:
+                weights = Weights(state.params, student.buffers)
+                made = contracts.advanced(algorithm.advance(anchor, weights, raw, batch), anchor)
+                anchor = apart(made, weights)
+        return State(state.params, student.buffers, state.velocity), anchor, loss.detach()
 
     return take_step
 
@@ -292,6 +298,12 @@ def overwrite(params: Params, made: Params) -> None:
     for name, value in made.items():
         if value is not params[name]:
             params[name].copy_(value)
+
+
+def apart(held: Any, weights: Weights) -> Any:
+    """What is held on to, with copies in the places of weights that the next step will change in place."""
+    lent = {t.untyped_storage().data_ptr() for _, t in trees.leaves(weights)}
+    return trees.transform(lambda t: t.clone() if t.untyped_storage().data_ptr() in lent else t, held)
 
 
 def _fusible(p: Tensor, g: Tensor, v: Tensor) -> bool:

@@ -57,10 +57,11 @@ def net(shape, classes):
 """
 
 
-def test_epochs_end_where_a_visit_ends(tmp_path):
+@pytest.mark.parametrize("algorithm", ["fedntd", "examples/fedmean.py:FedMean:keep=0.5"])
+def test_epochs_end_where_a_visit_ends(tmp_path, algorithm):
     (tmp_path / "net.py").write_text(DROPOUT)  # which draws anew in every step
     fedrecall.run(
-        tmp_path / "run", algorithm="fedntd", rounds=1, **SMALL | {"model": f"{tmp_path}/net.py:net"}
+        tmp_path / "run", algorithm=algorithm, rounds=1, **SMALL | {"model": f"{tmp_path}/net.py:net"}
     )
     at = stage(Run(tmp_path / "run"))
     seen = list(at.epochs(2))

@@ -116,6 +116,10 @@ class FedAvg:
         """What a step leaves of the parameters that the optimiser made of those before."""
         return params
 
+    def advance(self, anchor: Any, weights: Weights, grads: Params, batch: Batch) -> Any:
+        """What the client holds on to after a step, which made ``weights``, by the loss's ``grads``."""
+        return anchor
+
     def finish(
         self, model: Model, weights: Weights, anchor: Any, memory: Any, data: LocalData, sgd: Sgd
     ) -> tuple[Any, Any]:
@@ -146,6 +150,11 @@ class FedAvg:
 def settles(algorithm: FedAvg) -> bool:
     """Whether it has a word after each step; if not, nothing is kept of the parameters before."""
     return type(_protected(algorithm)).settle is not FedAvg.settle
+
+
+def advances(algorithm: FedAvg) -> bool:
+    """Whether what its clients hold on to changes from step to step."""
+    return type(_protected(algorithm)).advance is not FedAvg.advance
 
 
 def packs(algorithm: FedAvg) -> bool:

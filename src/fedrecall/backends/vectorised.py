@@ -25,7 +25,7 @@ from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrecall import contracts, trees
-from fedrecall.algorithms.fedavg import FedAvg, settles
+from fedrecall.algorithms.fedavg import FedAvg, advances, settles
 from fedrecall.algorithms.hooks import Sgd
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.serial import Serial
@@ -34,9 +34,21 @@ from fedrecall.data.augmentation import Draws as AugmentationDraws
 from fedrecall.data.client import shares
 from fedrecall.errors import UserError
 from fedrecall.models import kernels
-from fedrecall.models.model import Model, Params
+from fedrecall.models.model import Model, Params, Weights
 from fedrecall.specs import AT_LEAST_ONE
-from fedrecall.training import Begun, Failure, State, Visit, begin, descend, end, failed, overwrite, train
+from fedrecall.training import (
+    Begun,
+    Failure,
+    State,
+    Visit,
+    apart,
+    begin,
+    descend,
+    end,
+    failed,
+    overwrite,
+    train,
+)
 
 GRAPHS_KEPT = 8  # recorded trainings a lane; each keeps its memory
 TRIED_EVERY = 10  # maps, beside the first two: what a loss looks at may be nothing in the first round
@@ -81,6 +93,29 @@ class Stack(NamedTuple):
     augmentation: AugmentationDraws  # each [K, S, B, ...]
     key: Tensor  # [K]
     lr: Tensor  # []
+
+
+class Held(NamedTuple):
+    """What the clients of a stack hold on to while they train."""
+
+    anchor: Any  # each leaf [K, ...], or as it is where all clients share it
+    axes: Any  # for each leaf 0, or None where it is shared
+
+    def of(self, rows: Any) -> Any:
+        """Some clients' anchors, or one's."""
+        return trees.transform(lambda t, a: t if a is None else t[rows], self.anchor, self.axes)
+
+    def advanced(self, rows: slice | Tensor, count: int, new: Params) -> "Held":
+        """With other values of some leaves for some of ``count`` clients, who do not share these any more."""
+        before, after = trees.arrays(self.anchor), dict(new)
+        if isinstance(rows, Tensor) or rows != slice(0, count):
+            for name, values in new.items():
+                t = before[name]
+                after[name] = (t.expand(count, *t.shape) if t.dim() < values.dim() else t).clone()
+                after[name][rows] = values
+        anchor = trees.restore(self.anchor, before | after)
+        axes = trees.transform(lambda t, now, a: a if now is t else 0, self.anchor, anchor, self.axes)
+        return Held(anchor, axes)
 
 
 class Plan:
@@ -228,15 +263,18 @@ class Vectorised:
     def _collect(self, tasks: Sequence[tuple[Work, Job]], wave: "_Wave") -> dict[int, Visit]:
         """Finish every visit of a wave."""
         done = dict(wave.done)
-        for group, state, losses, recorded, plan, stack in wave.under_way:
+        goes_on = advances(self.work.algorithm)
+        for group, state, held, losses, recorded, plan, stack in wave.under_way:
             if recorded is not None:
                 recorded.wait()
             if self._untried:
                 trained = stack._replace(state=state)
-                self._untried = not try_filling(self.work.algorithm, self._model, plan, trained)
+                self._untried = not try_filling(self.work.algorithm, self._model, plan, trained, held)
             state = state._replace(velocity={})  # which nobody asks for any more
             for row, (i, begun) in enumerate(group.items()):
                 mine = trees.detached(trees.take(state, row))  # a view would keep the whole stack alive
+                if goes_on:
+                    begun = begun._replace(anchor=trees.detached(held.of(row)))
                 work, job = tasks[i]
                 found = losses[: begun.sgd.steps, row]
                 done[i] = end(work.algorithm, work.model, begun, mine, found, job.round)
@@ -286,8 +324,8 @@ class Vectorised:
         stack = stacked(begun, batch_size, plan.axes, device)
         if not self.options.graph:
             with _nothing_drawn(device):
-                state, losses = local_training(self.work.algorithm, self._model, plan, stack)
-            return _UnderWay(group, state, losses, None, plan, stack)
+                trained = local_training(self.work.algorithm, self._model, plan, stack)
+            return _UnderWay(group, *trained, None, plan, stack)
         shapes = tuple((n, t.shape, t.dtype) for n, t in trees.leaves(stack))
         alike = (plan.widths, plan.sgd._replace(lr=0.0), plan.shared, shapes)
         key = (*alike, under_way[alike])
@@ -299,52 +337,54 @@ class Vectorised:
             with _nothing_drawn(device):
                 kept[key] = Recorded(self.work.algorithm, self._model, plan, stack)
         kept.move_to_end(key)
-        state, losses = kept[key].start(stack)
-        return _UnderWay(group, state, losses, kept[key], plan, stack)
+        return _UnderWay(group, *kept[key].start(stack), kept[key], plan, stack)
 
 
 def local_training(
     algorithm: FedAvg, model: Model, plan: Plan, stack: Stack, lr: Tensor | None = None
-) -> tuple[State, Tensor]:
+) -> tuple[State, Held, Tensor]:
     """Train the whole stack from its first step to its last; a function of tensors alone."""
-    take_step = mapped_stepper(algorithm, model, plan.sgd, plan.axes, lr)
+    take_step = mapped_stepper(algorithm, model, plan.sgd, lr)
     with contracts.untouched(stack.anchor, *contracts.IN_STEPS):
-        return train(take_step, stack.state, stack.anchor, batches(plan, stack), stack.key)
+        return train(take_step, stack.state, Held(stack.anchor, plan.axes), batches(plan, stack), stack.key)
 
 
-def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Tensor | None = None) -> Any:
-    """A step of local SGD for a stack of clients, as `training.stepper` is one for one client.
-
-    ``axes``: 0 for every leaf of the anchor that is stacked, None for those that are shared.
-    """
+def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, lr: Tensor | None = None) -> Any:
+    """A step of local SGD for a stack of clients, as `training.stepper` is one for one client."""
 
     def gradient(
         params: Params, buffers: Params, anchor: Any, batch: Batch, key: Tensor
-    ) -> tuple[Params, Tensor, Params]:
+    ) -> tuple[Params, Tensor, Params, Params]:
         def objective(params: Params) -> tuple[Tensor, Params]:
             student = model.student(buffers, key)
             loss = contracts.objective(algorithm.loss(student, params, anchor, batch))
             return loss, student.buffers
 
         grads, (loss, buffers) = grad_and_value(objective, has_aux=True)(params)
-        return contracts.gradients(algorithm.correct(grads, anchor), params), loss, buffers
+        corrected = contracts.gradients(algorithm.correct(grads, anchor), params)
+        return corrected, loss, buffers, grads if goes_on else {}
 
     def left(params: Params, before: Params, anchor: Any, batch: Batch) -> Params:
         return contracts.settled(algorithm.settle(params, before, anchor, batch), params)
 
-    keeps_before = settles(algorithm)
+    def going_on(anchor: Any, weights: Weights, grads: Params, batch: Batch) -> Params:
+        made = contracts.advanced(algorithm.advance(anchor, weights, grads, batch), anchor)
+        before = trees.arrays(anchor)
+        return {name: t for name, t in trees.leaves(made) if t is not before[name]}
+
+    keeps_before, goes_on = settles(algorithm), advances(algorithm)
 
     def take_step(
-        state: State, anchor: Any, parts: Iterable[tuple[slice | Tensor, Batch]], key: Tensor
-    ) -> tuple[State, Tensor]:
+        state: State, held: Held, parts: Iterable[tuple[slice | Tensor, Batch]], key: Tensor
+    ) -> tuple[State, Held, Tensor]:
         losses = torch.zeros(len(key), dtype=_dtype(state), device=key.device)
         for rows, batch in parts:
             params, buffers, velocity = trees.take(state, rows)
-            mine = trees.transform(lambda t, a, rows=rows: t if a is None else t[rows], anchor, axes)
+            mine, axes = held.of(rows), held.axes
             batch_axes = Batch(0, 0, 0, None if batch.mask is None else 0, 0)  # type: ignore[arg-type]
             copied = mine if isinstance(rows, Tensor) else ()  # where a change would be lost without a trace
             with explained(*UNMAPPED), contracts.untouched(copied, *contracts.IN_STEPS):
-                grads, loss, buffers = vmap(
+                grads, loss, buffers, raw = vmap(
                     gradient, in_dims=(0, 0, axes, batch_axes, 0), randomness="different"
                 )(params, buffers, mine, batch, key[rows])
             before = trees.detached(params) if keeps_before else {}
@@ -353,6 +393,12 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Ten
                 with explained(*UNMAPPED), contracts.untouched(copied, *contracts.IN_STEPS):
                     settle = vmap(left, in_dims=(0, 0, axes, batch_axes), randomness="different")
                     overwrite(params, settle(params, before, mine, batch))
+            if goes_on:
+                weights = Weights(params, buffers)
+                with explained(*UNMAPPED), contracts.untouched(copied, *contracts.IN_STEPS):
+                    advance = vmap(going_on, in_dims=(axes, 0, 0, batch_axes), randomness="different")
+                    made = advance(mine, weights, raw, batch)
+                held = held.advanced(rows, len(key), apart(made, weights))
             losses[rows] = loss
             for name, values in buffers.items():
                 state.buffers[name][rows] = values
@@ -360,7 +406,7 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, axes: Any, lr: Ten
                 for whole, changed in ((state.params, params), (state.velocity, velocity)):
                     for name, values in changed.items():
                         whole[name][rows] = values
-        return state, losses
+        return state, held, losses
 
     return take_step
 
@@ -392,7 +438,7 @@ def explained(signs: str, sentence: str) -> Iterator[None]:
         ) from error
 
 
-def try_filling(algorithm: FedAvg, model: Model, plan: Plan, stack: Stack) -> bool:
+def try_filling(algorithm: FedAvg, model: Model, plan: Plan, stack: Stack, held: Held) -> bool:
     """Whether there is a batch that is filled up; UserError unless its loss is what it would be elsewhere.
 
     Of one client with the weights that it has by now: what a loss looks at may be nothing before a first
@@ -406,7 +452,7 @@ def try_filling(algorithm: FedAvg, model: Model, plan: Plan, stack: Stack) -> bo
     x, y = 1 - filled.x[size:], (filled.y[size:] + 1) % (stack.y.max() + 1)
     other = filled._replace(x=torch.cat([filled.x[:size], x]), y=torch.cat([filled.y[:size], y]))
     params, buffers, _ = trees.take(stack.state, row)
-    given = params, buffers, trees.transform(lambda t, a: t if a is None else t[row], stack.anchor, plan.axes)
+    given = params, buffers, held.of(row)
 
     def loss(params: Params, buffers: Params, anchor: Any, batch: Batch) -> Tensor:
         student = model.exact().student(buffers, stack.key[row])
@@ -543,7 +589,7 @@ class Recorded:
             warm: Stack = trees.detached(stack)
             local_training(algorithm, model, plan, warm, warm.lr)
 
-    def start(self, stack: Stack) -> tuple[State, Tensor]:
+    def start(self, stack: Stack) -> tuple[State, Held, Tensor]:
         """Begin to train this stack, which must live until `wait`; the result is valid after that."""
         with torch.cuda.device(self._device):
             self._stream.wait_stream(torch.cuda.current_stream())
@@ -562,6 +608,7 @@ class _UnderWay(NamedTuple):
 
     group: dict[int, Begun]
     state: State
+    held: Held
     losses: Tensor
     recorded: Recorded | None
     plan: Plan

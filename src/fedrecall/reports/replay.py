@@ -81,13 +81,14 @@ class Stage:
             round_number=self.round_number,
             client=client,
         )
-        state, steps = begun.state, begun.sgd.steps // self.recipe.local_epochs
+        state, anchor = begun.state, begun.anchor
+        steps = begun.sgd.steps // self.recipe.local_epochs
         yield Weights(*trees.detached((state.params, state.buffers)))
         step = stepper(self.algorithm, self.model, begun.sgd)
         batches = begun.data.training_batches(begun.draws, self.recipe.batch_size)
         for epoch in range(self.recipe.local_epochs):
             key = begun.draws.key + epoch * steps
-            state, _ = train(step, state, begun.anchor, islice(batches, steps), key)
+            state, anchor, _ = train(step, state, anchor, islice(batches, steps), key)
             yield Weights(*trees.detached((state.params, state.buffers)))
 
     def _given(self, client: int) -> tuple[Any, Any]:
