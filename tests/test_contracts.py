@@ -65,6 +65,10 @@ def finishing(up: Any) -> type[FedAvg]:
     )
 
 
+def spoiled(weights: Weights) -> Weights:
+    return weights._replace(params={n: p * torch.nan for n, p in weights.params.items()})
+
+
 def without_first(weights: Weights) -> Weights:
     return weights._replace(params=dict(list(weights.params.items())[1:]))
 
@@ -235,6 +239,30 @@ WRONG = {
     "a number for a parameter": (
         replaced(settle=lambda self, params, before, anchor, batch: dict.fromkeys(params, 0.0)),
         "`settle` returns a float as '.*': it must be float64 of ",
+    ),
+    "a dict that is sent": (
+        replaced(wrap=lambda self, down: down.weights.params),
+        "`wrap` returns no named tuple: give what is sent names",
+    ),
+    "a number that is sent": (
+        replaced(wrap=lambda self, down: WithNumber(down.weights, 2.5)),
+        r"what is sent down, which `wrap` returns, has number = 2\.5: only tensors",
+    ),
+    "nothing that arrives": (
+        replaced(wrap=lambda self, down: down, unwrap=lambda self, sent: None),
+        "`unwrap` returns nothing: it must be what travels down",
+    ),
+    "a part of a model that arrives": (
+        replaced(wrap=lambda self, down: down, unwrap=lambda self, sent: Down(without_first(sent.weights))),
+        "what travels down, which `unwrap` returns, lacks weights/params/.*, which `broadcast` gives it",
+    ),
+    "a model that arrives as NaN": (
+        replaced(wrap=lambda self, down: down, unwrap=lambda self, sent: Down(spoiled(sent.weights))),
+        "`unwrap` makes NaN or Inf of what is sent down",
+    ),
+    "what a client draws of what it is sent": (
+        replaced(wrap=lambda self, down: down, unwrap=lambda self, sent: (torch.rand(1), sent)[1]),
+        "`unwrap` draws random numbers, and every client would make another model",
     ),
     "an anchor that goes on as nothing": (
         replaced(advance=lambda self, anchor, weights, grads, batch: None),
@@ -602,6 +630,7 @@ def noise(where: str) -> type[FedAvg]:
             sampled[i] for i in torch.randperm(len(sampled)).tolist()
         ],
         "unpack": lambda self, up, down: Up(shaken(up.weights)),
+        "wrap": lambda self, down: Down(shaken(down.weights)),
         "relay": lambda self, down, up: Down(shaken(up.weights)),
         "remember": lambda self, weights: Kept(shaken(weights)),
     }
@@ -631,6 +660,7 @@ HOOKS = [
     "invite",
     "arrange",
     "unpack",
+    "wrap",
     "relay",
     "remember",
 ]
@@ -895,6 +925,71 @@ def test_what_comes_before_the_steps_knows_how_they_will_be_taken(backend, monke
     assert told == {k: recipe.sgd(3, run.federation.size(k)) for k in range(6)}
     assert {sgd.lr for sgd in told.values()} == {0.5 * 0.9**2}
     assert len({sgd.steps for sgd in told.values()}) > 1
+
+
+class Halves(NamedTuple):
+    """What is sent: numbers of half the bytes."""
+
+    weights: Weights
+
+
+def halved(tree: Any) -> Any:
+    return trees.transform(lambda t: t.float() if t.is_floating_point() else t, tree)
+
+
+def doubled(tree: Any) -> Any:
+    return trees.transform(lambda t: t.double() if t.is_floating_point() else t, tree)
+
+
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+@pytest.mark.parametrize("chains", [None, 2])
+@pytest.mark.parametrize("net", [NETS, BATCH_NORM])
+def test_clients_train_what_they_make_of_what_they_are_sent(backend, chains, net, monkeypatch):
+    """As those of an algorithm that rounds what it sends; but for what that weighs."""
+    small = replaced(
+        loss=pulled,
+        wrap=lambda self, down: Halves(halved(down.weights)),
+        unwrap=lambda self, sent: Down(doubled(sent.weights)),
+    )
+    rounding = replaced(
+        loss=pulled,
+        broadcast=lambda self, model, server, auxiliary: Down(doubled(halved(server.weights))),
+        relay=lambda self, down, up: Down(doubled(halved(up.weights))),
+    )
+    settings = {"backend": backend, "chains": chains, "model": net}
+    one, other = (played(a, monkeypatch, **settings) for a in (small, rounding))
+    assert_same(one.weights, other.weights)
+    plain = played(replaced(loss=pulled), monkeypatch, **settings)
+    apart = [(p - plain.weights.params[n]).abs().max().item() for n, p in one.weights.params.items()]
+    assert max(apart) > 1e-10
+    for mine, theirs in zip(one.history, other.history, strict=True):
+        counts = trees.size_in_bytes(
+            tuple(t for _, t in trees.leaves(one.weights) if not t.is_floating_point())
+        )
+        assert mine["bytes_down"] == (theirs["bytes_down"] - 3 * counts) / 2 + 3 * counts
+        assert mine["bytes_up"] == theirs["bytes_up"]
+
+
+FROZEN = """
+from torch import nn
+
+def net(shape, classes):
+    made = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
+    made[1].bias.requires_grad_(False)
+    return made
+"""
+
+
+def test_what_is_frozen_arrives_as_it_is(monkeypatch, tmp_path):
+    (tmp_path / "net.py").write_text(FROZEN)
+    changing = replaced(
+        wrap=lambda self, down: down,
+        unwrap=lambda self, sent: Down(
+            sent.weights._replace(buffers={n: b + 1 for n, b in sent.weights.buffers.items()})
+        ),
+    )
+    with pytest.raises(UserError, match=r"`unwrap` changes '1\.bias', which is frozen: send it as it is"):
+        played(changing, monkeypatch, model=f"{tmp_path}/net.py:net")
 
 
 def test_a_field_of_ones_own_may_be_called_as_what_private_protects(monkeypatch):

@@ -345,6 +345,34 @@ def test_clients_that_are_taught_by_the_running_mean_of_their_own_models(backend
         torch.testing.assert_close(found[n], value, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("backend", ["serial", "processes", "vectorised"])
+def test_clients_that_are_sent_a_byte_for_each_number(backend):
+    def take(module, params, batches):
+        with torch.no_grad():
+            for p in params.values():
+                levels = torch.linspace(p.min(), p.max(), 256, dtype=torch.float64)
+                p.copy_(levels[(p.flatten()[:, None] - levels).abs().argmin(1)].view_as(p))
+        sgd = torch.optim.SGD([*params.values()], 0.05, 0.9)
+        for batch in batches:
+            sgd.zero_grad()
+            logits = torch.func.functional_call(module, params, (batch.x,))
+            torch.nn.functional.cross_entropy(logits, batch.y).backward()
+            sgd.step()
+
+    byte = f"{EXAMPLES / 'fedbyte.py'}:FedByte"
+    found, expected = trained_by_hand(byte, backend, take, lr=0.05, momentum=0.9, weight_decay=0.0)
+    for n, value in expected.items():
+        torch.testing.assert_close(found[n], value, rtol=0, atol=1e-12)
+
+
+def test_a_byte_for_each_number_is_what_is_counted():
+    settings = {"dataset": "digits", "clients": 4, "sample": 3, "model": "mlp:8", "backend": "serial"}
+    done = fedrecall.run(algorithm=f"{EXAMPLES / 'fedbyte.py'}:FedByte", rounds=1, **settings)
+    params = done.weights.params
+    assert done.history[0]["bytes_down"] == 3 * sum(p.numel() + 2 * 4 for p in params.values())
+    assert done.history[0]["bytes_up"] == 3 * sum(4 * p.numel() for p in params.values())
+
+
 def test_measures_see_what_the_sent_entries_stand_for():
     found = {}
     for algorithm in ("fedavg", f"{EXAMPLES / 'fedsparse.py'}:FedSparse:share=1"):

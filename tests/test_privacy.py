@@ -682,6 +682,18 @@ def test_what_clients_pack_is_no_mean_and_has_no_bound():
         Private(of=Packing)
 
 
+@dataclass(frozen=True)
+class Wrapping(FedAvg):
+    def wrap(self, down):
+        return down
+
+
+def test_what_is_wrapped_is_not_what_updates_are_measured_from():
+    assert sums(Wrapping())  # their mean is one all the same
+    with pytest.raises(UserError, match="Wrapping wraps what it sends, and updates are measured from"):
+        Private(of=Wrapping)
+
+
 def test_whom_an_algorithm_invites_no_draw_hides():
     assert protectable(Choosy()) == "Choosy invites clients of its choice, which a random draw would hide"
     with pytest.raises(UserError, match="Choosy invites clients of its choice"):

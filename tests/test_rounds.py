@@ -174,6 +174,30 @@ def test_what_clients_pack_is_unpacked_with_what_each_of_them_was_sent():
     assert (played.bytes_down, played.bytes_up) == (3 * 16, 3)  # counted as it travels
 
 
+@dataclass(frozen=True)
+class Rounding(FedAvg):
+    """Clients are sent the whole numbers of a model."""
+
+    def wrap(self, down: Any) -> Any:
+        return Coded(down.weights.params["w"].floor().to(torch.int8))
+
+    def unwrap(self, sent: Any) -> Any:
+        return Down(weights(sent.code.item()))
+
+    def relay(self, down: Any, up: Any) -> Any:
+        w = up.weights.params["w"]
+        return Down(weights((w + 0.75).item()))
+
+
+def test_what_is_sent_is_wrapped_and_clients_have_what_is_made_of_it():
+    played, backend = play([4, 1, 7], 1, algorithm=Rounding())
+    assert backend == [[(0, 4, 0.0)], [(0, 1, 4.0)], [(0, 7, 5.0)]]  # a relayed one, too: of 4.75 and 5.75
+    assert (played.bytes_down, played.bytes_up) == (3, 3 * 16)  # counted as it travels
+    played, backend = play([4, 1, 7], 3, algorithm=Rounding())
+    assert backend == [[(0, 4, 0.0), (1, 1, 0.0), (2, 7, 0.0)]]
+    assert played.bytes_down == 3
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [(9, "ValueError: it holds NaN or Inf"), (99, "IndexError: index 99 is out of bounds for dimension 0")],
@@ -257,6 +281,10 @@ def test_what_a_servers_hooks_draw_differs_by_hook_chain_link_and_round_and_is_r
             self.note("unpack", up.weights.params["w"].item())
             return up
 
+        def wrap(self, down):
+            self.note("wrap", down.weights.params["w"].item())
+            return down
+
         def aggregate(self, server, ups, cohort):
             self.note("aggregate")
             return super().aggregate(server, ups, cohort)
@@ -283,7 +311,7 @@ def test_what_a_servers_hooks_draw_differs_by_hook_chain_link_and_round_and_is_r
 
     for now in ((1,), (2,)):
         walked(*now)
-    assert len(drawn) == 2 * (1 + 2 * 3 + 2 * 2 + 2)
+    assert len(drawn) == 2 * (1 + 2 * 3 + 2 * 2 + 2 + (1 + 2 * 2))  # the first download is one for all
     assert len(set(drawn.values())) == len(drawn)
     before = dict(drawn)
     for now in ((1,), (2,)):

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedrecall import streams, trees
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.data.client import ClientData
+from fedrecall.downloads import arrived, travelled
 from fedrecall.errors import Malformed, UserError
 from fedrecall.models.model import Model, Weights
 from fedrecall.training import Recipe, visit
@@ -29,13 +30,13 @@ def declared(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: i
     """What travels down and up and what a client keeps, as trees of the right names, shapes and types."""
     weights = model.initial()
     data = _made_up(shape, classes, weights)
-    down = declared_down(algorithm, model, shape, classes)
+    sent = declared_down(algorithm, model, shape, classes)
     done = visit(
         algorithm,
         model,
         Recipe(local_epochs=1, batch_size=len(data)),
         data,
-        down,
+        arrived(algorithm, sent),
         algorithm.remember(weights),
         seed=0,
         round_number=1,
@@ -43,13 +44,14 @@ def declared(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: i
     )
     if done.failure is not None:
         raise UserError(f"tried on made-up examples the algorithm fails: {done.failure.reason}.")
-    return Payloads(down, done.up, done.memory)
+    return Payloads(sent, done.up, done.memory)
 
 
 def declared_down(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: int) -> Any:
-    """What travels down in the first round; what there is none of yet has a dimension of 0."""
+    """What is sent down in the first round; what there is none of yet has a dimension of 0."""
     weights = model.initial()
-    return algorithm.broadcast(model, algorithm.start(weights), _made_up(shape, classes, weights))
+    down = algorithm.broadcast(model, algorithm.start(weights), _made_up(shape, classes, weights))
+    return travelled(algorithm, model, down)[0]
 
 
 def kept(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: int) -> Any:

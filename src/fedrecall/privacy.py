@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedrecall import payloads, specs, streams, trees
 from fedrecall.algorithms import ALGORITHMS, FedAvg
-from fedrecall.algorithms.fedavg import packs
+from fedrecall.algorithms.fedavg import packs, wraps
 from fedrecall.algorithms.hooks import Cohort, Sgd
 from fedrecall.batches import Batch, LocalData
 from fedrecall.errors import UserError
@@ -89,6 +89,8 @@ def protectable(algorithm: FedAvg) -> str | None:
         return f"{name} invites clients of its choice, which a random draw would hide"
     if packs(algorithm):
         return f"{name} packs its uploads, which can only be shortened and averaged as they are"
+    if wraps(algorithm):
+        return f"{name} wraps what it sends, and updates are measured from the model as the server has it"
     up = _template(algorithm)
     if beyond := [field for field in up._fields if field != "weights"]:
         return f"{name} uploads {' and '.join(beyond)} beside the model, which have no bound"

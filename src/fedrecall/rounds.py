@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from fedrecall import contracts, global_draws, streams, trees
-from fedrecall.algorithms.fedavg import FedAvg, keeps_own, packs
+from fedrecall.algorithms.fedavg import FedAvg, keeps_own, packs, wraps
 from fedrecall.algorithms.hooks import Cohort
 from fedrecall.backends.backend import Backend, Job
 from fedrecall.data.client import ClientData
+from fedrecall.downloads import travelled
 from fedrecall.errors import Diverged, UserError, lacks_memory
 from fedrecall.memories import Memories
 from fedrecall.models.model import Model
@@ -55,7 +56,7 @@ def drawn(
     round_number: int,
 ) -> list[int]:
     """Who takes part in a round: whom the algorithm invites, if it does, or a random draw."""
-    with _chance(seed, round_number, "invite"), contracts.untouched(server, "invite", "the server's state"):
+    with drawing(seed, round_number, "invite"), contracts.untouched(server, "invite", "the server's state"):
         invited = algorithm.invite(server, population, count, round_number)
     if invited is not None:
         return contracts.invited(invited, population, count)
@@ -64,7 +65,7 @@ def drawn(
     return sample(population, count, seed, round_number)
 
 
-def _chance(seed: int | None, round_number: int, hook: str, *place: int) -> AbstractContextManager[None]:
+def drawing(seed: int | None, round_number: int, hook: str, *place: int) -> AbstractContextManager[None]:
     """What a hook of the server's may draw from torch's own streams; without a seed nobody can tell what."""
     known = secrets.randbits(63) if seed is None else seed
     return streams.seeded(known, "hooks", round_number, hook, *place)
@@ -131,7 +132,7 @@ def walk(
     It asks for the visits of one link at a time, whoever makes them. ``seed``: of what the server's hooks
     may draw from torch's own streams; without one nobody can tell what they draw.
     """
-    chance = partial(_chance, seed, round_number)
+    chance = partial(drawing, seed, round_number)
     with chance("arrange"):
         order = contracts.order(algorithm.arrange(sampled, round_number), sampled)
     chains = [[int(k) for k in part] for part in np.array_split(order, chain_count)]
@@ -140,7 +141,8 @@ def walk(
     contracts.weighted(down, "broadcast", "what travels down")
     contracts.carries(down, "broadcast", "what travels down")
     contracts.full(down.weights, server.weights, "broadcast", "what travels down")
-    downs = [down] * len(chains)
+    with chance("wrap", 0, 0) if wraps(algorithm) else nullcontext():
+        given = [travelled(algorithm, model, down)] * len(chains)
     visits: list[list[Visit]] = [[] for _ in chains]
     packed: list[Any] = []
     before: list[list[Any]] = [[] for _ in chains]
@@ -150,8 +152,9 @@ def walk(
         for g, chain in enumerate(chains):
             if link < len(chain):
                 memory = memories.get(client := chain[link])
-                jobs.append(Job(g, client, round_number, downs[g], memory))
-                bytes_down += trees.size_in_bytes(downs[g])
+                sent, down = given[g]
+                jobs.append(Job(g, client, round_number, down, memory, sent))
+                bytes_down += trees.size_in_bytes(sent)
         for job, made in zip(jobs, (yield jobs), strict=True):
             with chance("unpack", job.chain, link) if packs(algorithm) else nullcontext():
                 visit = received(algorithm, model, made, job)
@@ -163,7 +166,9 @@ def walk(
                 memories.put(visit.client, visit.memory)
                 if link + 1 < len(chains[job.chain]):
                     with chance("relay", job.chain, link):
-                        downs[job.chain] = _relayed(algorithm, job.down, visit.up)
+                        down = _relayed(algorithm, job.down, visit.up)
+                    with chance("wrap", job.chain, link + 1) if wraps(algorithm) else nullcontext():
+                        given[job.chain] = travelled(algorithm, model, down)
     if packed:
         contracts.one_form(packed)
     with chance("aggregate"):

@@ -39,6 +39,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN = [  # hooks that no algorithm of the package has
     Case(f"{EXAMPLES / 'fedrep.py'}:FedRep:keep=fc.,first=0.4"),
     Case(f"{EXAMPLES / 'fedsparse.py'}:FedSparse:share=0.3"),
+    Case(f"{EXAMPLES / 'fedbyte.py'}:FedByte"),
     Case(f"{EXAMPLES / 'fedmean.py'}:FedMean:keep=0.7"),
     Case(f"{EXAMPLES / 'localadam.py'}:LocalAdam", settings={"training": {"momentum": 0.0, "lr": 0.001}}),
 ]

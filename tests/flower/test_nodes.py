@@ -91,12 +91,15 @@ SPECS = {
     "fedssd": "fedssd:m_max=2,auxiliary_per_class=4",
     "feddf": "examples.feddf:FedDF:auxiliary_per_class=4",  # a server that learns, too
     "fedsparse": "examples.fedsparse:FedSparse:share=0.2",  # clients that send less than a model
+    "fedbyte": "examples.fedbyte:FedByte",  # and that are sent less
 }
 MODELS = {"fedalign": "mlp:16"}  # which knows its last block
 
 
 @pytest.mark.no_cover  # others cover it, and an algorithm at a time is what takes longest
-@pytest.mark.parametrize("name", [*(n for n in ALGORITHMS if n != "private"), "feddf", "fedsparse"])
+@pytest.mark.parametrize(
+    "name", [*(n for n in ALGORITHMS if n != "private"), "feddf", "fedsparse", "fedbyte"]
+)
 @pytest.mark.parametrize("chains", ["", 2])
 def test_a_federation_computes_what_one_machine_does(name, chains, tmp_path):
     settings = {"algorithm": SPECS.get(name, name), "model": MODELS.get(name, BASE["model"])}

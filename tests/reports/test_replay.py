@@ -29,7 +29,7 @@ def _same(a, b):
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["fedavg", "scaffold", "examples/fedsparse.py:FedSparse"]
+    "algorithm", ["fedavg", "scaffold", "examples/fedsparse.py:FedSparse", "examples/fedbyte.py:FedByte"]
 )  # some remember
 def test_replaying_a_round_gives_the_next_round(tmp_path, algorithm):
     short = fedrecall.run(tmp_path / "short", algorithm=algorithm, rounds=2, **SMALL)

@@ -100,6 +100,14 @@ class FedAvg:
         """What the server sends at the start of a round."""
         return Down(server.weights)
 
+    def wrap(self, down: Any) -> Any:
+        """What is sent of what travels to a client, if that is less."""
+        return down
+
+    def unwrap(self, sent: Any) -> Any:
+        """What the client makes of it: all that travels to it, in the forms that it had."""
+        return sent
+
     def prepare(self, model: Model, down: Any, memory: Any, data: LocalData) -> Any:
         """What the client holds on to while it trains."""
         return Anchor(down.weights)
@@ -160,6 +168,11 @@ def advances(algorithm: FedAvg) -> bool:
 def packs(algorithm: FedAvg) -> bool:
     """Whether what its clients send is not yet what they say: ``unpack`` makes that of it."""
     return type(algorithm).unpack is not FedAvg.unpack
+
+
+def wraps(algorithm: FedAvg) -> bool:
+    """Whether what is sent to its clients is not yet what it says: ``unwrap`` makes that of it."""
+    return type(algorithm).wrap is not FedAvg.wrap
 
 
 def keeps_own(algorithm: FedAvg) -> bool:

@@ -20,6 +20,8 @@ class Job(NamedTuple):
     """What the algorithm sends; the same object in all jobs that receive the same."""
     memory: Any
     """What the client remembers; None before its first visit, which makes it where the client is trained."""
+    sent: Any = None
+    """What another host is sent, which makes ``down`` of it; the same object where that is."""
 
 
 @dataclass(frozen=True)

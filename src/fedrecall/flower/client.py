@@ -16,6 +16,7 @@ from fedrecall import config as configs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.config import Config
+from fedrecall.downloads import arrived
 from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import make_model
 from fedrecall.flower import code as codes
@@ -189,7 +190,7 @@ def _mark(node: Node, run: str, state: RecordDict) -> None:
 def _train(node: Node, task: Task, arrays: dict[str, Tensor]) -> Visit:
     algorithm, model, silo, config = _prepare(node, task)
     template = payloads.declared_down(algorithm, model, silo.dataset.shape, silo.dataset.classes)
-    down = payloads.check(arrays, template, "what the server sent", growing=True)
+    down = arrived(algorithm, payloads.check(arrays, template, "what the server sent", growing=True))
     kept = Kept(node, task.run, once=algorithm.remembers_once)
     first = first_memory(algorithm, down, hooks_chance(algorithm, config.seed, task.round, task.client))
     memory = kept.get(task.remembered, first)

@@ -619,9 +619,9 @@ def _remembered(job: Job) -> int:
 
 def _packed(jobs: Sequence[Job]) -> dict[int, ArrayRecord]:
     """What each client receives, packed once for all that receive the same."""
-    downs = {id(job.down): job.down for job in jobs}
-    once = {key: wire.pack_arrays(down) for key, down in downs.items()}
-    return {job.client: once[id(job.down)] for job in jobs}
+    different = {id(job.sent): job.sent for job in jobs}
+    once = {key: wire.pack_arrays(sent) for key, sent in different.items()}
+    return {job.client: once[id(job.sent)] for job in jobs}
 
 
 def _done(job: Job, examples: int, up: Any, loss: float, seconds: float) -> Visit:

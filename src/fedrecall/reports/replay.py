@@ -15,12 +15,13 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.backends.backend import Job
 from fedrecall.data.federation import Federation
+from fedrecall.downloads import travelled
 from fedrecall.errors import UserError
 from fedrecall.experiment import federate, make_model
 from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.reports.runs import Run
-from fedrecall.rounds import received
+from fedrecall.rounds import drawing, received
 from fedrecall.training import Recipe, Visit, begin, stepper, train, visit
 
 
@@ -92,7 +93,11 @@ class Stage:
             yield Weights(*trees.detached((state.params, state.buffers)))
 
     def _given(self, client: int) -> tuple[Any, Any]:
-        down = self.algorithm.broadcast(self.model, self.server, self.federation.auxiliary)
+        seed = None if self.algorithm.secret else self.seed
+        with drawing(seed, self.round_number, "broadcast"):
+            down = self.algorithm.broadcast(self.model, self.server, self.federation.auxiliary)
+        with drawing(seed, self.round_number, "wrap", 0, 0):
+            _, down = travelled(self.algorithm, self.model, down)
         return down, self.memories.get(client)
 
 

@@ -177,7 +177,7 @@ def _footprint(algorithm: Any) -> Table:
             refused = error
     else:
         raise UserError(f"this algorithm runs with none of the networks tried (cnn, resnet10): {refused}")
-    one = trees.size_in_bytes(found.down.weights)
+    one = trees.size_in_bytes(model.initial())
     title = f"measured with {network} on digits ({megabytes(one)} MB), in the first round"
     shown = Table(title=title, title_justify="left", box=None)
     for heading in ("where", "what", "bytes", "of a model"):

@@ -1,0 +1,45 @@
+"""What is sent to clients in the place of what the algorithm says, and what they make of it."""
+
+from typing import Any
+
+import torch
+
+from fedrecall import contracts, trees
+from fedrecall.algorithms.fedavg import FedAvg, wraps
+from fedrecall.errors import UserError
+from fedrecall.models.model import Model
+
+
+def travelled(algorithm: FedAvg, model: Model, down: Any) -> tuple[Any, Any]:
+    """What is sent of a download, and what arrives of it: the download itself if nothing is wrapped."""
+    if not wraps(algorithm):
+        return down, down
+    with contracts.untouched(down, "wrap", "what it is given"):
+        sent = trees.without_graph(algorithm.wrap(down))
+    contracts.carries(sent, "wrap", "what is sent down")
+    if not hasattr(sent, "_fields"):
+        raise UserError("`wrap` returns no named tuple: give what is sent names, as `broadcast` does.")
+    made = arrived(algorithm, sent)
+    contracts.weighted(made, "unwrap", "what travels down")
+    contracts.alike(made, down, "unwrap", "what travels down", "broadcast")
+    contracts.full(made.weights, down.weights, "unwrap", "what travels down")
+    for name in model.constants:
+        if not torch.equal(made.weights.buffers[name], down.weights.buffers[name]):
+            raise UserError(f"`unwrap` changes {name!r}, which is frozen: send it as it is.")
+    if not trees.finite(made):
+        raise UserError("`unwrap` makes NaN or Inf of what is sent down.")
+    return sent, made
+
+
+def arrived(algorithm: FedAvg, sent: Any) -> Any:
+    """What a client makes of what it is sent."""
+    if not wraps(algorithm):
+        return sent
+    chance = torch.get_rng_state()
+    with contracts.untouched(sent, "unwrap", "what it is given"):
+        made = trees.without_graph(algorithm.unwrap(sent))
+    if not torch.equal(chance, torch.get_rng_state()):
+        raise UserError(
+            "`unwrap` draws random numbers, and every client would make another model: draw in `wrap`."
+        )
+    return made
