@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -165,7 +166,7 @@ def _summing(algorithm: Any) -> str:
     return ("by examples or with equal weights" if by_examples else "with equal weights") + chains
 
 
-def _footprint(algorithm: Any) -> Table:
+def _footprint(algorithm: Any) -> Group:
     """What travels and what is remembered, for cnn on digits."""
     shape, classes = (1, 8, 8), 10
     for network in ("cnn", "resnet10"):
@@ -179,7 +180,7 @@ def _footprint(algorithm: Any) -> Table:
         raise UserError(f"this algorithm runs with none of the networks tried (cnn, resnet10): {refused}")
     one = trees.size_in_bytes(model.initial())
     title = f"measured with {network} on digits ({megabytes(one)} MB), in the first round"
-    shown = Table(title=title, title_justify="left", box=None)
+    shown = Table(box=None)
     for heading in ("where", "what", "bytes", "of a model"):
         shown.add_column(heading, justify="right" if heading in ("bytes", "of a model") else "left")
     for where, tree in (("down", found.down), ("up", found.up), ("memory", found.memory)):
@@ -190,7 +191,7 @@ def _footprint(algorithm: Any) -> Table:
             shown.add_row(where, "nothing", "0", "0")
     if algorithm.auxiliary_per_class:
         shown.add_row("server", f"{algorithm.auxiliary_per_class} auxiliary examples per class", "", "")
-    return shown
+    return Group(title, shown)
 
 
 @app.command("partition")
