@@ -249,7 +249,7 @@ WRONG = {
         r"what is sent down, which `wrap` returns, has number = 2\.5: only tensors",
     ),
     "nothing that arrives": (
-        replaced(wrap=lambda self, down: down, unwrap=lambda self, sent: None),
+        replaced(unwrap=lambda self, sent: None),  # it has its word without `wrap`, too
         "`unwrap` returns nothing: it must be what travels down",
     ),
     "a part of a model that arrives": (

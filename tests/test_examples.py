@@ -267,6 +267,14 @@ def test_clients_that_send_the_largest_entries_of_their_updates_and_remember_the
     assert {r["bytes_up"] for r in whole.history} == {3 * (4 + 8) * count}
 
 
+def step(optimiser, module, params, batch):
+    """A step by PyTorch's own optimiser on cross-entropy."""
+    optimiser.zero_grad()
+    logits = torch.func.functional_call(module, params, (batch.x,))
+    torch.nn.functional.cross_entropy(logits, batch.y).backward()
+    optimiser.step()
+
+
 def trained_by_hand(algorithm, backend, take, **settings):
     """The model after a round of an example, and what `take` makes of each client's model, averaged."""
     how = {"dataset": "digits", "clients": 4, "sample": 4, "model": "mlp:16", "seed": 1, "workers": 2}
@@ -292,10 +300,7 @@ def test_layers_that_are_trained_in_turn(backend):
             moved = [p.requires_grad_(n.startswith("fc2.") == own) for n, p in params.items()]
             sgd = torch.optim.SGD([p for p in moved if p.requires_grad], 0.01, 0.9)
             for batch in part:
-                sgd.zero_grad()
-                logits = torch.func.functional_call(module, params, (batch.x,))
-                torch.nn.functional.cross_entropy(logits, batch.y).backward()
-                sgd.step()
+                step(sgd, module, params, batch)
 
     in_turn = f"{EXAMPLES / 'fedrep.py'}:FedRep:first=0.4"
     settings = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.0}  # without decay rest is rest
@@ -311,10 +316,7 @@ def test_clients_that_train_with_adam(backend):
     def take(module, params, batches):
         adam = torch.optim.Adam([*params.values()], 0.002, (0.8, 0.95), eps=1e-6)
         for batch in batches:
-            adam.zero_grad()
-            logits = torch.func.functional_call(module, params, (batch.x,))
-            torch.nn.functional.cross_entropy(logits, batch.y).backward()
-            adam.step()
+            step(adam, module, params, batch)
 
     adam = f"{EXAMPLES / 'localadam.py'}:LocalAdam:beta1=0.8,beta2=0.95,eps=1e-6"
     settings = {"lr": 0.002, "momentum": 0.0, "weight_decay": 0.0}
@@ -354,10 +356,7 @@ def test_clients_that_are_sent_a_byte_for_each_number(backend):
                 p.copy_(levels[(p.flatten()[:, None] - levels).abs().argmin(1)].view_as(p))
         sgd = torch.optim.SGD([*params.values()], 0.05, 0.9)
         for batch in batches:
-            sgd.zero_grad()
-            logits = torch.func.functional_call(module, params, (batch.x,))
-            torch.nn.functional.cross_entropy(logits, batch.y).backward()
-            sgd.step()
+            step(sgd, module, params, batch)
 
     byte = f"{EXAMPLES / 'fedbyte.py'}:FedByte"
     found, expected = trained_by_hand(byte, backend, take, lr=0.05, momentum=0.9, weight_decay=0.0)

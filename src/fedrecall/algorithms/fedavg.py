@@ -172,7 +172,8 @@ def packs(algorithm: FedAvg) -> bool:
 
 def wraps(algorithm: FedAvg) -> bool:
     """Whether what is sent to its clients is not yet what it says: ``unwrap`` makes that of it."""
-    return type(algorithm).wrap is not FedAvg.wrap
+    kind = type(algorithm)
+    return (kind.wrap, kind.unwrap) != (FedAvg.wrap, FedAvg.unwrap)
 
 
 def keeps_own(algorithm: FedAvg) -> bool:
