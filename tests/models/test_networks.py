@@ -296,7 +296,16 @@ USER = textwrap.dedent(
 
     built = Net(3, 10)
     text = "no"
-    opaque = min
+    smallest = min
+
+    class Opaque:
+        __signature__ = 3
+
+        def __call__(self):
+            return Net(3, 10)
+
+    opaque = Opaque()
+    wide = functools.partial(Net, width=9)
     """
 )
 
@@ -368,11 +377,41 @@ def test_a_dotted_module_path_works():
         ("built", "is a Net; name an nn.Module class"),
         ("text", "is a str"),
         ("opaque", "no readable signature"),
+        ("smallest", "is a function of Python's or PyTorch's own, which makes no network"),
     ],
 )
 def test_what_is_wrong_with_a_users_model_is_said_in_a_sentence(user, tail, sentence):
     with pytest.raises(UserError, match=sentence):
         build(f"{user}:{tail}", CIFAR, 10)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "os:system:command=touch {proof}",
+        "subprocess:check_call:args=touch {proof},shell=true",
+        "subprocess:Popen:args=touch {proof},shell=true",
+        "builtins:eval:source=__import__('pathlib').Path('{proof}').touch()",
+        "pathlib:Path.touch:self={proof}",
+        "fedrecall.models.networks:functools.reduce",
+        "torch:save:obj=1,f={proof}",
+        "torch.hub:load:repo_or_dir=somebody/something,model=net",
+        "{user}:torch.save:obj=1,f={proof}",
+        "{user}:functools.partial:func=print",
+    ],
+)
+def test_what_makes_no_network_is_not_called(spec, user, tmp_path):
+    proof = tmp_path / "proof"
+    with pytest.raises(UserError, match=r"Python's or PyTorch's own|no torch\.nn\.Module"):
+        build(spec.format(user=user, proof=proof), CIFAR, 10)
+    assert not proof.exists()
+
+
+def test_functions_that_stand_for_others_are_called(user, tmp_path):
+    assert build(f"{user}:wide", CIFAR, 10).body[0].out_channels == 9
+    own = tmp_path / "random.py"  # which Python has, too
+    own.write_text(USER)
+    assert count(build(f"{own}:convs", CIFAR, 10)) == count(build(f"{user}:convs", CIFAR, 10))
 
 
 def test_a_missing_or_broken_file_or_module_is_named(tmp_path, monkeypatch):

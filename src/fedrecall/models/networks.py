@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -372,7 +374,28 @@ def factory_of(path: str) -> Callable[..., Any]:
             f"model {path!r} is a {type(found).__name__}; name an nn.Module class, or a function that returns"
             " a new module, so that every run can start it from its own seed."
         )
+    # It is about to be called with what the spec says, which may come from somebody else's run folder.
+    if isinstance(found, type):
+        if not (issubclass(found, nn.Module) or hasattr(found, "build")):
+            raise UserError(f"model {path!r} is the class {found.__name__}, which is no torch.nn.Module.")
+    elif _package(_module(found)) in _NO_NETWORKS or _package(place) in _NO_NETWORKS:
+        raise UserError(f"model {path!r} is a function of Python's or PyTorch's own, which makes no network.")
     return found  # type: ignore[no-any-return]
+
+
+_NO_NETWORKS = {*sys.stdlib_module_names, "torch"}
+"""What has functions that do all manner of things, none of which makes a network."""
+
+
+def _module(function: Any) -> str:
+    """Where a function, or what a partial one stands for, was defined."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
+
+
+def _package(module: str) -> str:
+    return "" if module.endswith(".py") else module.partition(".")[0]
 
 
 _EXPECTED = "a class or function with any of shape, classes, num_classes, channels, in_channels"
