@@ -114,6 +114,49 @@ def test_a_run_folder_is_all_that_it_takes_to_use_a_model(model, tmp_path, monke
     assert not again.training
 
 
+GONE = """
+from dataclasses import dataclass
+from fedrecall.data.datasets import DATASETS
+from fedrecall.data.partitions import IID
+from fedrecall.measures.moment import Measure
+
+Plain = DATASETS.cls("synthetic")
+
+@dataclass(frozen=True)
+class Data(Plain):
+    pass
+
+@dataclass(frozen=True)
+class Dealt(IID):
+    pass
+
+@dataclass(frozen=True)
+class Count(Measure):
+    def __call__(self, moment):
+        return {"visits": len(moment.visits)}
+"""
+
+
+def test_a_model_needs_none_of_what_dealt_and_measured_it(tmp_path, capsys, monkeypatch):
+    (tmp_path / "gone.py").write_text(GONE)
+    monkeypatch.chdir(tmp_path)
+    own = {
+        "dataset": "gone.py:Data:classes=3,train=60,test=30,size=4",
+        "partition": "gone.py:Dealt",
+        "measures": ["gone.py:Count"],
+        "model": "mlp:4",
+    }
+    result = fedrecall.run(tmp_path / "run", **SETTINGS | own)
+    monkeypatch.chdir("/")
+    images = torch.randint(0, 256, (5, 1, 4, 4), dtype=torch.uint8)
+    again = fedrecall.trained(tmp_path / "run")
+    assert again.predict(images) == result.trained.predict(images)
+    Image.new("L", (4, 4)).save(tmp_path / "one.png")
+    code, out, err = predict(capsys, monkeypatch, tmp_path / "run", tmp_path / "one.png")
+    assert code == 0, err
+    assert "one.png" in out
+
+
 def test_statistics_are_those_that_the_run_was_trained_with(tmp_path):
     result = fedrecall.run(
         tmp_path / "run", dataset="digits", model="mlp:8", normalisation="fixed", **SETTINGS

@@ -22,7 +22,7 @@ import torch
 from fedrecall import config as configs
 from fedrecall import files, provenance, secrecy, specs, trees
 from fedrecall.algorithms import ALGORITHMS
-from fedrecall.algorithms.fedavg import keeps_own
+from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.config import Config
 from fedrecall.data.augmentation import default_for
 from fedrecall.data.datasets import DATASETS, Dataset, load
@@ -78,6 +78,10 @@ def from_files(show: Callable[P, T]) -> Callable[P, T]:
             ) from error
 
     return shown
+
+
+_HERE = {"backend": "serial", "device": "cpu", "measures": [], "sinks": []}
+"""Settings of whoever looks at a run that was made elsewhere."""
 
 
 class Run:
@@ -291,7 +295,12 @@ class Run:
     @cached_property
     def settings(self) -> Config:
         """The config, checked and as objects; to be computed on this machine's CPU, whatever the run had."""
-        return configs.begun({**self.config, "backend": "serial", "device": "cpu"})
+        return configs.begun({**self.config, **_HERE})
+
+    @cached_property
+    def _trained_by(self) -> Config:
+        """As much of the settings as the model needs, whether or not its data are where they were."""
+        return configs.begun({**self.config, **_HERE, "dataset": "digits", "partition": "iid"})
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -326,9 +335,15 @@ class Run:
     @cached_property
     def model(self) -> Model:
         """The network's structure, of the code that the run was begun with."""
-        found = make_model(self.settings, self.inputs, ALGORITHMS.make(self.settings.algorithm))
-        provenance.check_code(self.path, self._starts, provenance.code(configs.what(self.settings)), "")
+        settings = self._trained_by
+        found = make_model(settings, self.inputs, self._algorithm)
+        provenance.check_code(self.path, self._starts, provenance.code(configs.what(settings)), "")
         return found
+
+    @cached_property
+    def _algorithm(self) -> FedAvg:
+        made: FedAvg = ALGORITHMS.make(self._trained_by.algorithm)
+        return made
 
     @property
     def _starts(self) -> list[dict[str, Any]]:
@@ -342,11 +357,10 @@ class Run:
 
     def own(self, client: int, round_number: int | None = None) -> Weights:
         """The global model with what a client keeps; before its first visit, with what it begins with."""
-        algorithm = ALGORITHMS.make(self.settings.algorithm)
+        algorithm = self._algorithm
         if not keeps_own(algorithm):
             raise UserError(f"clients of {self.path} have no model of their own: theirs is the global one.")
-        if not 0 <= client < self.settings.clients:
-            raise UserError(f"there is no client {client}, only 0 to {self.settings.clients - 1}.")
+        self.check_client(client)
         if self.agreed is not None:
             raise UserError(f"{self.path} was a federation: what client {client} keeps is at its node alone.")
         checkpoint = self.checkpoint(round_number)
@@ -358,10 +372,16 @@ class Run:
         own: Weights = algorithm.personal(weights, memories.template if memory is None else memory)
         return own
 
+    def check_client(self, client: int) -> None:
+        """Raise UserError unless there is such a client."""
+        count = int(self.config["clients"])
+        if not 0 <= client < count:
+            raise UserError(f"there is no client {client}, only 0 to {count - 1}.")
+
     def weights(self, round_number: int | None = None) -> Weights:
         """The global model after the last saved round, or after this one."""
         initial, arrays = self.model.initial(), self.checkpoint(round_number).arrays
-        state = ALGORITHMS.make(self.settings.algorithm).start(initial)
+        state = self._algorithm.start(initial)
         places = {id(tensor): path for path, tensor in reversed(list(trees.leaves(state)))}
         # Where the algorithm keeps its model: `private` within what the protected one keeps.
         within = {name: places[id(tensor)] for name, tensor in trees.leaves(state.weights)}

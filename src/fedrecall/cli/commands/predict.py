@@ -2,9 +2,9 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ def predict_command(
     if csv_ is not None:
         files.check_writable(csv_)
     trained = opened.trained(round_, client)
-    was = getattr(DATASETS.make(opened.config["dataset"]), "size", 0)  # set, or the data set's own
+    was = _side(opened.config["dataset"])
     names, found = [], []
     chunks = [examples[i : i + CHUNK] for i in range(0, len(examples), CHUNK)]
     for chunk in track(chunks, "predicting", console=err, transient=True, disable=len(chunks) < 2):
@@ -87,6 +87,13 @@ def predict_command(
                 csv_, _written(names, shares, trained.inputs).encode(errors="replace")
             )  # names of files
         out.print(f"probabilities: {csv_}", markup=False)
+
+
+def _side(dataset: Mapping[str, Any]) -> int:
+    """What images were resized to; 0: they were not, or by somebody's own data set, which may be gone."""
+    name = dataset["name"]
+    own = getattr(DATASETS.cls(name), "size", 0) if name in DATASETS else 0
+    return int(dataset.get("size", own))
 
 
 def _images(paths: Sequence[Path], inputs: Inputs, resized: bool) -> Tensor:
