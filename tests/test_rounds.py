@@ -1,6 +1,7 @@
 """Who is sampled, how chains are walked, and what is combined."""
 
 import math
+import zlib
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
@@ -11,7 +12,7 @@ import torch
 from fedrecall import rounds
 from fedrecall.algorithms.fedavg import Down, FedAvg, Memory, Server, Up
 from fedrecall.algorithms.hooks import Cohort
-from fedrecall.errors import Diverged
+from fedrecall.errors import Diverged, UserError
 from fedrecall.memories import Memories
 from fedrecall.models.model import Weights
 from fedrecall.training import Failure, Visit
@@ -150,6 +151,13 @@ class Codebook(FedAvg):
     """Clients send the number of what they learnt."""
 
     def unpack(self, up: Any, down: Any) -> Any:
+        if up.code == -50:
+            zlib.decompress(bytes(8))
+        assert up.code != -60
+        if up.code == -70:
+            torch.zeros(2**55)
+        if up.code == -80:
+            return Up(weights(1.0, 2.0))
         learnt = down.weights.params["w"] + LEARNT[up.code.long()]
         return Up(Weights({"w": learnt}, down.weights.buffers))
 
@@ -200,7 +208,14 @@ def test_what_is_sent_is_wrapped_and_clients_have_what_is_made_of_it():
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [(9, "ValueError: it holds NaN or Inf"), (99, "IndexError: index 99 is out of bounds for dimension 0")],
+    [
+        (9, "Malformed: it holds NaN or Inf"),
+        (99, "IndexError: index 99 is out of bounds for dimension 0"),
+        (-50, "error: Error -"),
+        (-60, "AssertionError: "),
+        (-70, "RuntimeError: "),  # that there is not so much memory
+        (-80, "Malformed: an upload, which `unpack` returns, has 'w' of shape [2], and the model's is [1]."),
+    ],
 )
 def test_a_client_whose_upload_cannot_be_unpacked_failed(code, said):
     played, _ = play([4, 1, 7], 3, algorithm=Codebook(), backend=Coding({7: code}))
@@ -211,6 +226,73 @@ def test_a_client_whose_upload_cannot_be_unpacked_failed(code, said):
     assert lost.up is None
     assert math.isnan(lost.loss)
     assert str(lost.failure).startswith(f"client 7, round 1: `unpack` makes nothing of its upload ({said}")
+
+
+@pytest.mark.parametrize("error", [NameError("cods"), TypeError("Coded"), UserError("no codes")])
+def test_what_is_wrong_with_unpack_itself_ends_the_run(error):
+    @dataclass(frozen=True)
+    class Broken(FedAvg):
+        def unpack(self, up: Any, down: Any) -> Any:
+            raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        play([4, 1, 7], 3, algorithm=Broken(), backend=Coding())
+
+
+def test_each_client_is_noted_with_the_model_that_arrived_there():
+    def arrived(*where: Any, **how: Any) -> list[float]:
+        return [w.params["w"].item() for w in play(*where, **how)[0].sent]
+
+    assert arrived([4, 1, 7], 3) == [0, 0, 0]
+    assert arrived([4, 1, 7], 1) == [0, 4, 5]
+    assert arrived([4, 1, 7], 1, failing=[1]) == [0, 4, 4]
+    assert arrived([4, 1, 7, 2, 5], 2) == [0, 4, 5, 0, 2]  # chain by chain, as visits are
+    assert arrived([4, 1, 7], 1, algorithm=Rounding()) == [0, 4, 5]  # of 4.75 and 5.75
+
+
+@dataclass(frozen=True)
+class Coarse(FedAvg):
+    """Up to ``most`` of a model can be sent."""
+
+    most: float = 3.0
+    in_unwrap: bool = False
+
+    def wrap(self, down: Any) -> Any:
+        return down if self.in_unwrap else self._capped(down, torch.inf)
+
+    def unwrap(self, sent: Any) -> Any:
+        return self._capped(sent, torch.nan) if self.in_unwrap else sent
+
+    def _capped(self, down: Any, beyond: float) -> Any:
+        w, count = down.weights.params["w"], down.weights.buffers
+        return Down(Weights({"w": torch.where(w > self.most, beyond, w)}, count))
+
+
+@pytest.mark.parametrize("in_unwrap", [False, True])
+def test_whose_model_cannot_be_passed_on_failed_and_the_chain_goes_on(in_unwrap):
+    hook = "`unwrap` makes of what is sent" if in_unwrap else "`wrap` makes of the model"
+    played, backend = play([1, 4, 7], 1, algorithm=Coarse(3.0, in_unwrap))
+    assert backend == [[(0, 1, 0.0)], [(0, 4, 1.0)], [(0, 7, 1.0)]]
+    first, lost, last = played.visits
+    assert str(lost.failure) == (
+        f"client 4, round 1: its upload cannot be passed on: what {hook} holds NaN or Inf."
+    )
+    assert lost.up is None
+    assert (first.failure, last.failure) == (None, None)
+    assert played.server.weights.params["w"].item() == 8
+    with pytest.raises(Diverged, match=f"^what {hook} holds NaN or Inf.$"):
+        play([1, 4], 2, algorithm=Coarse(-1.0, in_unwrap))
+
+
+def test_an_order_that_takes_a_client_out_of_the_list_it_was_given_is_told():
+    @dataclass(frozen=True)
+    class Popping(FedAvg):
+        def arrange(self, sampled: Any, round_number: int) -> Any:
+            sampled.pop()
+            return sampled
+
+    with pytest.raises(UserError, match=r"`arrange` returns \[4, 1\]: it must be the clients"):
+        play([4, 1, 7], 3, algorithm=Popping())
 
 
 def test_every_link_is_given_to_algorithms_that_ask():

@@ -6,7 +6,7 @@ import torch
 
 from fedrecall import contracts, trees
 from fedrecall.algorithms.fedavg import FedAvg, wraps
-from fedrecall.errors import UserError
+from fedrecall.errors import Diverged, UserError
 from fedrecall.models.model import Model
 
 
@@ -19,6 +19,8 @@ def travelled(algorithm: FedAvg, model: Model, down: Any) -> tuple[Any, Any]:
     contracts.carries(sent, "wrap", "what is sent down")
     if not hasattr(sent, "_fields"):
         raise UserError("`wrap` returns no named tuple: give what is sent names, as `broadcast` does.")
+    if not trees.finite(sent):
+        raise Diverged("what `wrap` makes of the model holds NaN or Inf.")
     made = arrived(algorithm, sent)
     contracts.weighted(made, "unwrap", "what travels down")
     contracts.alike(made, down, "unwrap", "what travels down", "broadcast")
@@ -27,7 +29,7 @@ def travelled(algorithm: FedAvg, model: Model, down: Any) -> tuple[Any, Any]:
         if not torch.equal(made.weights.buffers[name], down.weights.buffers[name]):
             raise UserError(f"`unwrap` changes {name!r}, which is frozen: send it as it is.")
     if not trees.finite(made):
-        raise UserError("`unwrap` makes NaN or Inf of what is sent down.")
+        raise Diverged("what `unwrap` makes of what is sent holds NaN or Inf.")
     return sent, made
 
 

@@ -384,6 +384,7 @@ class Experiment:
                 self.server.weights,
                 played.chains,
                 played.visits,
+                played.sent,
                 evaluation,
                 self.algorithm,
                 played.memories,

@@ -15,9 +15,9 @@ from fedrecall.algorithms.hooks import Cohort
 from fedrecall.backends.backend import Backend, Job
 from fedrecall.data.client import ClientData
 from fedrecall.downloads import travelled
-from fedrecall.errors import Diverged, UserError, lacks_memory
+from fedrecall.errors import Diverged, Malformed, UserError
 from fedrecall.memories import Memories
-from fedrecall.models.model import Model
+from fedrecall.models.model import Model, Weights
 from fedrecall.training import Failure, Visit
 
 
@@ -35,6 +35,8 @@ class Round(NamedTuple):
     bytes_up: int
     memories: list[Any]
     """What each of them remembered before, if it trains another model than what it is sent; else nothing."""
+    sent: list[Weights]
+    """The model that arrived at each of them."""
 
 
 def sample(population: int, count: int, seed: int | None, round_number: int) -> list[int]:
@@ -134,7 +136,7 @@ def walk(
     """
     chance = partial(drawing, seed, round_number)
     with chance("arrange"):
-        order = contracts.order(algorithm.arrange(sampled, round_number), sampled)
+        order = contracts.order(algorithm.arrange(list(sampled), round_number), sampled)
     chains = [[int(k) for k in part] for part in np.array_split(order, chain_count)]
     with chance("broadcast"), contracts.untouched(server, "broadcast", "the server's state"):
         down = trees.without_graph(algorithm.broadcast(model, server, auxiliary))
@@ -146,6 +148,7 @@ def walk(
     visits: list[list[Visit]] = [[] for _ in chains]
     packed: list[Any] = []
     before: list[list[Any]] = [[] for _ in chains]
+    arrived: list[list[Weights]] = [[] for _ in chains]
     bytes_down = bytes_up = 0
     for link in range(max(map(len, chains))):
         jobs = []
@@ -158,17 +161,21 @@ def walk(
         for job, made in zip(jobs, (yield jobs), strict=True):
             with chance("unpack", job.chain, link) if packs(algorithm) else nullcontext():
                 visit = received(algorithm, model, made, job)
+            if visit.failure is None and link + 1 < len(chains[job.chain]):
+                with chance("relay", job.chain, link):
+                    down = _relayed(algorithm, job.down, visit.up)
+                try:
+                    with chance("wrap", job.chain, link + 1) if wraps(algorithm) else nullcontext():
+                        given[job.chain] = travelled(algorithm, model, down)
+                except Diverged as error:
+                    visit = _lost(visit, job, f"its upload cannot be passed on: {error}")
             visits[job.chain].append(visit)
+            arrived[job.chain].append(job.down.weights)
             before[job.chain] += [job.memory] if keeps_own(algorithm) else []
             if visit.failure is None:
                 bytes_up += trees.size_in_bytes(made.up)
                 packed += [made.up] if packs(algorithm) else []
                 memories.put(visit.client, visit.memory)
-                if link + 1 < len(chains[job.chain]):
-                    with chance("relay", job.chain, link):
-                        down = _relayed(algorithm, job.down, visit.up)
-                    with chance("wrap", job.chain, link + 1) if wraps(algorithm) else nullcontext():
-                        given[job.chain] = travelled(algorithm, model, down)
     if packed:
         contracts.one_form(packed)
     with chance("aggregate"):
@@ -176,8 +183,13 @@ def walk(
     if any(visit.failure is None for row in visits for visit in row):
         with chance("refine"), contracts.untouched(server, "refine", "the server's state"):
             server = _state(algorithm.refine(model, server, auxiliary), server, "refine")
-    kept = [memory for row in before for memory in row]
-    return Round(server, chains, [v for row in visits for v in row], bytes_down, bytes_up, kept)
+    return Round(
+        server, chains, _row(visits), bytes_down, bytes_up, memories=_row(before), sent=_row(arrived)
+    )
+
+
+def _row(rows: Iterable[Iterable[T]]) -> list[T]:
+    return [one for row in rows for one in row]
 
 
 def _relayed(algorithm: FedAvg, down: Any, up: Any) -> Any:
@@ -198,23 +210,18 @@ def received(algorithm: FedAvg, model: Model, visit: Visit, job: Job) -> Visit:
     if visit.failure is not None:
         return visit
     contracts.carries(visit.up, "finish", "an upload")
-    up, hook = visit.up, "finish"
+    up = visit.up
     if packs(algorithm):
         try:
-            up, hook = _unpacked(algorithm, visit.up, job.down), "unpack"
-        except (
-            ValueError,
-            ArithmeticError,
-            LookupError,
-            RuntimeError,
-        ) as error:  # another host may send anything
-            if isinstance(error, UserError) or lacks_memory(error):
-                raise
+            up = _unpacked(algorithm, visit.up, job.down)
+        except _OF_CODE:
+            raise
+        except Exception as error:  # another host may send any numbers, sizes among them
             reason = f"`unpack` makes nothing of its upload ({type(error).__name__}: {error})"
-            failure = Failure(visit.client, job.round, None, reason)
-            return visit._replace(up=None, memory=job.memory, loss=math.nan, failure=failure)
-    contracts.weighted(up, hook, "what the client sends")
-    contracts.full(up.weights, job.down.weights, hook, "an upload")
+            return _lost(visit, job, reason)
+    else:
+        contracts.weighted(up, "finish", "what the client sends")
+        contracts.full(up.weights, job.down.weights, "finish", "an upload")
     if model.constants:
         sent, weights = job.down.weights.buffers, up.weights
         buffers = {n: sent[n] if n in model.constants else b for n, b in weights.buffers.items()}
@@ -222,14 +229,29 @@ def received(algorithm: FedAvg, model: Model, visit: Visit, job: Job) -> Visit:
     return visit._replace(up=up)
 
 
+def _lost(visit: Visit, job: Job, reason: str) -> Visit:
+    """The visit as one that failed where its upload arrived."""
+    failure = Failure(visit.client, job.round, None, reason)
+    return visit._replace(up=None, memory=job.memory, loss=math.nan, failure=failure)
+
+
 def _unpacked(algorithm: FedAvg, sent: Any, down: Any) -> Any:
-    """What an upload stands for, or ValueError if that is no number."""
+    """What an upload stands for, or Malformed if that is none of this model's or no number."""
     with contracts.untouched((sent, down), "unpack", "what it is given"):
         up = trees.without_graph(algorithm.unpack(sent, down))
     contracts.carries(up, "unpack", "an upload")
+    contracts.weighted(up, "unpack", "what the client sends")
+    try:
+        contracts.full(up.weights, down.weights, "unpack", "an upload")
+    except UserError as error:
+        raise Malformed(str(error)) from error
     if not trees.finite(up):
-        raise ValueError("it holds NaN or Inf")
+        raise Malformed("it holds NaN or Inf")
     return up
+
+
+_OF_CODE = (UserError, NameError, AttributeError, TypeError, ImportError, NotImplementedError)
+"""What is wrong with an algorithm whatever arrives."""
 
 
 def combine(algorithm: FedAvg, server: Any, visits: Sequence[Sequence[Visit]], population: int) -> Any:

@@ -1,5 +1,8 @@
 """A round of two clients over three classes, small enough to work out by hand."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -78,6 +81,19 @@ def moment():
         after,
         [[0], [1], [1]],
         visits,
+        [before] * 3,
         evaluate(model, after, federation.test),
         FedAvg(),
     )
+
+
+def in_chains(moment: Moment, chains: list[list[int]], **others: Any) -> Moment:
+    """The same round with its clients in these chains, in which each passes on what it uploads."""
+    moment = replace(moment, chains=chains, **others)
+    sent, visits = [], iter(moment.visits)
+    for chain in chains:
+        arrives = moment.before
+        for visit in (next(visits) for _ in chain):
+            sent.append(arrives)
+            arrives = arrives if visit.failure else visit.up.weights
+    return replace(moment, sent=sent)

@@ -5,13 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.algorithms.cases import experiment
+from tests.measures.conftest import EYE, SWAP, in_chains, weights
 
 from fedrecall.measures import MEASURES
 
 
 def test_along_a_chain_by_hand(moment):
     """All right, then 0 and 1 swapped by client 0, then (after one that fails) all right again."""
-    (found,) = MEASURES.make("chain")(replace(moment, chains=[[0, 1, 1]]))["chains"]
+    (found,) = MEASURES.make("chain")(in_chains(moment, [[0, 1, 1]]))["chains"]
     assert found["clients"] == [0, 1]
     assert found["accuracy"] == pytest.approx([1 / 3, 1.0])
     assert found["class_accuracy"] == [[0, 0, 1], [1, 1, 1]]
@@ -24,7 +25,7 @@ def test_along_a_chain_by_hand(moment):
 
 def test_forgetting_of_a_chain_is_towards_its_end(moment):
     first, failed, second = moment.visits
-    turned = replace(moment, chains=[[1, 1, 0]], visits=[second, failed, first])
+    turned = in_chains(moment, [[1, 1, 0]], visits=[second, failed, first])
     (found,) = MEASURES.make("chain:drift=false")(turned)["chains"]
     assert found["forgetting"] == pytest.approx(2 / 3)
     assert "drift" not in found
@@ -34,9 +35,9 @@ def test_what_nobody_tested_is_not_forgotten_in_a_chain(moment):
     first, failed, second = moment.visits
     confusion = moment.evaluation.confusion.copy()
     confusion[2] = 0
-    turned = replace(
+    turned = in_chains(
         moment,
-        chains=[[1, 1, 0]],
+        [[1, 1, 0]],
         visits=[second, failed, first],
         evaluation=moment.evaluation._replace(confusion=confusion),
     )
@@ -65,6 +66,14 @@ def test_of_a_round_the_last_link_is_the_global_model():
 def test_drift_is_what_the_next_client_undoes_of_ones_own_examples(moment):
     first, _, second = moment.visits
     swapped = [first._replace(up=second.up), second._replace(up=first.up)]  # right, then 0 and 1 swapped
-    (found,) = MEASURES.make("chain")(replace(moment, chains=[[0, 1]], visits=swapped))["chains"]
+    (found,) = MEASURES.make("chain")(in_chains(moment, [[0, 1]], visits=swapped))["chains"]
     assert found["drift"] == {"own": [1.0], "next": [0.0]}
     assert found["forgetting"] == pytest.approx(2 / 3)
+
+
+def test_a_chain_begins_with_the_model_that_arrived(moment):
+    wrong = weights(EYE, SWAP)
+    coded = replace(moment, chains=[[0, 1, 1]], sent=[wrong] * 3)
+    (found,) = MEASURES.make("chain")(coded)["chains"]
+    assert found["consistency"] == pytest.approx([1, 1 / np.sqrt(3)])  # the first client leaves it as it is
+    assert found["accuracy"] == pytest.approx([1 / 3, 1.0])

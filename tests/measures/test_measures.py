@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from tests.measures.conftest import EYE, SWAP, in_chains, weights
 from torch import nn
 
 from fedrecall import specs
@@ -134,7 +135,7 @@ def test_personal(moment):
 
 
 def test_in_a_chain_what_a_client_received_is_what_the_one_before_it_made(moment):
-    along = replace(moment, chains=[[0, 1, 1]])
+    along = in_chains(moment, [[0, 1, 1]])
     found = MEASURES.make("locals")(along)
     # Client 0 swapped classes 0 and 1; the next one that does not fail, client 1, has class 2 alone.
     assert found["in_local"]["before"] == pytest.approx([1, 1])
@@ -153,7 +154,7 @@ class Shifted(FedAvg):
 
 
 def test_what_travels_along_a_chain_is_looked_at_where_a_client_has_something_of_its_own(moment):
-    along = replace(moment, chains=[[0, 1, 1]], algorithm=Shifted())
+    along = in_chains(moment, [[0, 1, 1]], algorithm=Shifted())
     found = MEASURES.make("locals")(along)
     # As without: client 0 passed on a model that takes 0 for 1 and 1 for 0, though its own knows both.
     assert found["in_local"]["before"] == pytest.approx([1, 1])
@@ -169,6 +170,20 @@ def test_before_its_visit_a_client_has_what_it_was_sent_with_what_it_kept(moment
     found = MEASURES.make("personal")(own)
     assert found["train_before"] == [0, 1]  # all is right of what was sent, but not with 0 and 1 swapped
     assert found["train"] == [1, 1]
+
+
+def test_what_was_sent_is_what_arrived_whatever_the_server_has(moment):
+    swapped = weights(EYE, SWAP)  # which takes 0 for 1 and 1 for 0, as `wrap` or `broadcast` may have it
+    coded = replace(moment, sent=[swapped] * 3)
+    assert coded.begun == [swapped] * 2
+    found = MEASURES.make("locals")(coded)
+    assert found["in_local"]["before"] == [0, 1]
+    assert MEASURES.make("personal")(coded)["train_before"] == [0, 1]
+
+
+def test_a_client_with_layers_of_its_own_has_neurons_of_its_own(moment):
+    own = MEASURES.make("alignment")(replace(moment, algorithm=Shifted()))["layers"]["fc2"]["local"]
+    assert own == pytest.approx([1, 1 / 3])  # swapped once more, and swapped
 
 
 def test_gradient_diversity_is_of_the_clients_that_count_at_the_model_they_began_with(moment):

@@ -57,18 +57,44 @@ def net(shape, classes):
 """
 
 
-@pytest.mark.parametrize("algorithm", ["fedntd", "examples/fedmean.py:FedMean:keep=0.5"])
+SHAKING = """
+from dataclasses import dataclass
+import torch
+from fedrecall import FedAvg
+
+@dataclass(frozen=True)
+class Shaking(FedAvg):
+    def loss(self, model, params, anchor, batch):
+        return super().loss(model, params, anchor, batch) * (1 + torch.rand(()))
+"""
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["fedntd", "examples/fedmean.py:FedMean:keep=0.5", "shaking.py:Shaking"]
+)
 def test_epochs_end_where_a_visit_ends(tmp_path, algorithm):
     (tmp_path / "net.py").write_text(DROPOUT)  # which draws anew in every step
+    (tmp_path / "shaking.py").write_text(SHAKING)
+    algorithm = algorithm.replace("shaking.py", f"{tmp_path}/shaking.py")
     fedrecall.run(
         tmp_path / "run", algorithm=algorithm, rounds=1, **SMALL | {"model": f"{tmp_path}/net.py:net"}
     )
     at = stage(Run(tmp_path / "run"))
-    seen = list(at.epochs(2))
+    before = torch.get_rng_state()
+    seen = [w for w in at.epochs(2) if torch.rand(1) < 2]  # whoever draws in between
+    torch.set_rng_state(before)
     assert len(seen) == 4
     assert _same(seen[0], at.weights)
     assert _same(seen[-1], at.visit(2).up.weights)
     assert not _same(seen[1], seen[2])
+
+
+def test_local_models_have_the_layers_that_clients_keep(tmp_path):
+    fedrecall.run(tmp_path / "run", algorithm="examples/fedper.py:FedPer", rounds=1, **SMALL)
+    at = stage(Run(tmp_path / "run"))
+    (local,), visit = at.locals([2]), at.visit(2)
+    assert not _same(local, visit.up.weights)
+    assert _same(local, at.algorithm.personal(visit.up.weights, visit.memory))
 
 
 def test_another_algorithm_partition_and_recipe(tmp_path):

@@ -35,7 +35,7 @@ class Alignment(Measure):
         test = moment.federation.test
         before = preferences(moment.model, moment.before, test, layers)
         after = preferences(moment.model, moment.after, test, layers)
-        own = [preferences(moment.model, v.up.weights, test, layers) for v in moment.good]
+        own = [preferences(moment.model, moment.trained(v), test, layers) for v in moment.good]
         found: dict[str, Any] = {"clients": [v.client for v in moment.good], "layers": {}}
         for layer in layers:
             local = [alignment(before[layer], mine[layer]) for mine in own]

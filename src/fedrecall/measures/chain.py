@@ -31,20 +31,22 @@ class Chain(Measure):
 
     def __call__(self, moment: Moment) -> dict[str, Any]:
         """For every chain, lists over its clients that did not fail."""
-        evaluations = iter(moment.local_evaluations)
+        evaluations, received = iter(moment.local_evaluations), iter(moment.received)
         visits = iter(moment.visits)
         found = []
         for chain in moment.chains:
             good = [v for v in (next(visits) for _ in chain) if v.failure is None]
-            found.append(self._along(moment, good, [next(evaluations) for _ in good]))
+            sent = [next(received)[1] for _ in good]
+            found.append(self._along(moment, good, [*sent[:1], *(next(evaluations) for _ in good)]))
         return {"chains": found}
 
     def _along(self, moment: Moment, visits: list[Visit], evaluations: list[Evaluation]) -> dict[str, Any]:
-        start = class_accuracy(moment.evaluation_before.confusion)
-        curve = np.array([start, *(class_accuracy(e.confusion) for e in evaluations)])
+        """``evaluations``: of the model that the chain began with, and of each client's."""
+        start = evaluations or [moment.evaluation_before]
+        curve = np.array([class_accuracy(e.confusion) for e in start])
         record: dict[str, Any] = {
             "clients": [v.client for v in visits],
-            "accuracy": [accuracy(e.confusion) for e in evaluations],
+            "accuracy": [accuracy(e.confusion) for e in evaluations[1:]],
             "class_accuracy": curve[1:].tolist(),
             # The first client is compared with the model that the chain started from.
             "consistency": [consistency(a, b) for a, b in itertools.pairwise(curve)],

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
+from fedrecall import trees
 from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.data.federation import Federation
 from fedrecall.measures.accuracy import Evaluation, evaluate
@@ -32,6 +33,8 @@ class Moment:
     """The clients of the round, chain by chain in the order of their visits."""
     visits: Sequence[Visit]
     """What they did, in the order of the chains; failed visits have no upload."""
+    sent: Sequence[Weights]
+    """The model that arrived at each of them."""
     evaluation: Evaluation
     """`after` on the test set."""
     algorithm: FedAvg
@@ -52,25 +55,22 @@ class Moment:
 
     @cached_property
     def received(self) -> list[tuple[Weights, Evaluation]]:
-        """What each good visit's client was sent, and how that does on the test set.
-
-        The first of a chain is sent the global model, the others what the one before them passed on.
-        """
-        found, visits, own = [], iter(self.visits), iter(self.local_evaluations)
-        for chain in self.chains:
-            sent, last = (self.before, self.evaluation_before), None
-            for visit in (next(visits) for _ in chain):
-                if visit.failure is None:
-                    if last is not None:
-                        sent = last[0].up.weights, self._passed_on(*last)
-                    found.append(sent)
-                    last = visit, next(own)
+        """What each good visit's client was sent, and how that does on the test set (once a model)."""
+        known = {_places(self.trained(v)): e for v, e in zip(self.good, self.local_evaluations, strict=True)}
+        found = []
+        for visit, sent in zip(self.visits, self.sent, strict=True):
+            if visit.failure is None:
+                if (place := _places(sent)) not in known:
+                    same = place == _places(self.before)
+                    test = self.federation.test
+                    known[place] = self.evaluation_before if same else evaluate(self.model, sent, test)
+                found.append((sent, known[place]))
         return found
 
     @cached_property
     def begun(self) -> list[Weights]:
         """The model that each good visit's client had before its first step."""
-        sent = [weights for weights, _ in self.received]
+        sent = [w for v, w in zip(self.visits, self.sent, strict=True) if v.failure is None]
         if not self.memories:
             return sent
         kept = [m for v, m in zip(self.visits, self.memories, strict=True) if v.failure is None]
@@ -79,11 +79,6 @@ class Moment:
     def _own(self, sent: Weights, memory: Any) -> Weights:
         with torch.random.fork_rng(devices=[]):  # a first memory may be drawn; here it is another one then
             return self.algorithm.personal(sent, self.algorithm.remember(sent) if memory is None else memory)
-
-    def _passed_on(self, visit: Visit, own: Evaluation) -> Evaluation:
-        """What a client passes on, on the test set, given its own model's."""
-        sent = visit.up.weights
-        return own if self.trained(visit) is sent else evaluate(self.model, sent, self.federation.test)
 
     def own(self, client: int) -> Weights:
         """The model that any client has of `after`: that itself where clients keep no layers of their own."""
@@ -103,6 +98,11 @@ class Moment:
     def distribution(self, client: int) -> np.ndarray:
         """A client's label distribution p^k."""
         return np.asarray(self.federation.client(client).distribution.cpu().numpy())
+
+
+def _places(weights: Weights) -> tuple[int, ...]:
+    """Where a model's numbers lie: two with the same places are one model."""
+    return tuple(tensor.data_ptr() for _, tensor in trees.leaves(weights))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from fedrecall import trees
+import torch
+
+from fedrecall import streams, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.backends.backend import Job
@@ -66,7 +68,11 @@ class Stage:
 
     def locals(self, clients: Sequence[int]) -> list[Weights]:
         """What these clients make of the global model."""
-        return [self.visit(client).up.weights for client in clients]
+        return [self.trained(self.visit(client)) for client in clients]
+
+    def trained(self, visit: Visit) -> Weights:
+        """The model that a client has after a visit."""
+        return self.algorithm.personal(visit.up.weights, visit.memory)
 
     def epochs(self, client: int) -> Iterator[Weights]:
         """The client's model before training and after every local epoch."""
@@ -87,9 +93,14 @@ class Stage:
         yield Weights(*trees.detached((state.params, state.buffers)))
         step = stepper(self.algorithm, self.model, begun.sgd)
         batches = begun.data.training_batches(begun.draws, self.recipe.batch_size)
+        with streams.seeded(begun.chance, "steps"):
+            chance = torch.get_rng_state()
         for epoch in range(self.recipe.local_epochs):
             key = begun.draws.key + epoch * steps
-            state, anchor, _ = train(step, state, anchor, islice(batches, steps), key)
+            with torch.random.fork_rng(devices=[]):  # it goes on where the epoch before left off
+                torch.set_rng_state(chance)
+                state, anchor, _ = train(step, state, anchor, islice(batches, steps), key)
+                chance = torch.get_rng_state()
             yield Weights(*trees.detached((state.params, state.buffers)))
 
     def _given(self, client: int) -> tuple[Any, Any]:

@@ -194,7 +194,7 @@ class Hypersphere(Figure):
             shown = visits[: self.clients]
             server = combine(at.algorithm, at.server, [[v] for v in visits], len(at.federation))
             weights = {"global": at.weights}
-            weights |= {f"client {v.client}": v.up.weights for v in shown}
+            weights |= {f"client {v.client}": at.trained(v) for v in shown}
             weights["aggregated"] = server.weights
             entry: Data = {"group": group.label, "models": {}}
             for j, (name, w) in enumerate(weights.items()):
