@@ -22,7 +22,7 @@ class Server(NamedTuple):
     """What the server keeps."""
 
     weights: Weights
-    losses: Tensor  # [N], 0 of whom it never met; [0] before the first round
+    losses: Tensor  # [N], on the CPU, 0 of whom it never met; [0] before the first round
 
 
 class Up(NamedTuple):
@@ -59,5 +59,5 @@ class FedHard(FedAvg):
         """The mean of the models, and what was learnt of those who took part."""
         losses = server.losses.new_zeros(cohort.population)
         losses[: len(server.losses)] = server.losses
-        losses[list(cohort.clients)] = ups.loss
+        losses[list(cohort.clients)] = ups.loss.cpu()
         return Server(cohort.mean(ups.weights), losses)

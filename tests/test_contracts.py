@@ -15,7 +15,18 @@ from torch import Tensor, nn
 
 from fedrecall import config as configs
 from fedrecall import trees
-from fedrecall.algorithms.fedavg import Anchor, Down, FedAvg, Memory, Server, Up
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.fedavg import (
+    Anchor,
+    Down,
+    FedAvg,
+    Memory,
+    Server,
+    Up,
+    advances,
+    keeps_own,
+    settles,
+)
 from fedrecall.backends.backend import Job
 from fedrecall.backends.vectorised import Vectorised
 from fedrecall.data.partitions import IID, Partition
@@ -258,7 +269,11 @@ WRONG = {
     ),
     "a model that arrives as NaN": (
         replaced(wrap=lambda self, down: down, unwrap=lambda self, sent: Down(spoiled(sent.weights))),
-        "`unwrap` makes NaN or Inf of what is sent down",
+        "what `unwrap` makes of what is sent holds NaN or Inf",
+    ),
+    "a model that is sent as NaN": (
+        replaced(wrap=lambda self, down: Down(spoiled(down.weights))),
+        "what `wrap` makes of the model holds NaN or Inf",
     ),
     "what a client draws of what it is sent": (
         replaced(wrap=lambda self, down: down, unwrap=lambda self, sent: (torch.rand(1), sent)[1]),
@@ -733,6 +748,81 @@ def test_stacked_clients_draw_what_they_draw_alone(where, monkeypatch):
 def test_steps_that_draw_are_refused_where_clients_are_stacked(monkeypatch):
     with pytest.raises(UserError, match="draws random numbers in its steps"):
         played(noise("loss"), monkeypatch, backend="vectorised")
+
+
+def written_into(self: Any, given: Any, made: Any) -> Any:
+    """The dict with these numbers in the places of its own."""
+    for name, value in made.items():
+        given[name] = value
+    return given
+
+
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+def test_dicts_that_hooks_are_given_are_theirs(backend, monkeypatch):
+    """Written into, they make what new ones make: in the next step and in the hooks after."""
+
+    def hooks(into: Any) -> dict[str, Any]:
+        def loss(self: Any, model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
+            halved = into(self, params, {n: 0.5 * p for n, p in params.items()})
+            return FedAvg.loss(self, model, halved, anchor, batch)
+
+        def correct(self: Any, grads: Any, anchor: Any) -> Any:
+            return into(self, grads, {n: g * torch.sign(g) for n, g in grads.items()})
+
+        def settle(self: Any, params: Any, before: Any, anchor: Any, batch: Any) -> Any:
+            # In the first half of a visit nothing moves: what is given back is the anchor's own numbers.
+            first = batch.progress < 0.5
+            kept = {n: torch.where(first, anchor.weights.params[n], p) for n, p in params.items()}
+            last = list(kept)[-1]
+            kept[last] = anchor.weights.params[last]
+            return into(self, params, kept)
+
+        def advance(self: Any, anchor: Any, weights: Any, grads: Any, batch: Any) -> Any:
+            params = {n: a - 0.1 * grads[n] for n, a in anchor.weights.params.items()}
+            return Anchor(anchor.weights._replace(params=params))
+
+        return {"loss": loss, "correct": correct, "settle": settle, "advance": advance}
+
+    def pulled_back(self: Any, model: Any, weights: Weights, anchor: Any, memory: Any, *_: Any) -> Any:
+        params = {n: p + anchor.weights.params[n] for n, p in weights.params.items()}
+        return Up(weights._replace(params=params)), memory
+
+    settings = {"model": "mlp:8", "rounds": 2, "backend": backend}
+    new, old = (
+        played(replaced(**hooks(into), finish=pulled_back), monkeypatch, **settings)
+        for into in (lambda self, given, made: made, written_into)
+    )
+    assert_same(old.weights, new.weights, 1e-12)
+
+
+@dataclass(frozen=True)
+class Within(FedAvg):
+    """An algorithm of somebody's own that asks another one, and has its own last word."""
+
+    @property
+    def inner(self) -> FedAvg:
+        return ALGORITHMS.make("fedntd")
+
+    def loss(self, model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
+        return self.inner.loss(model, params, anchor, batch)
+
+    def settle(self, params: Any, before: Any, anchor: Any, batch: Any) -> Any:
+        return {n: p.clamp(-0.01, 0.01) for n, p in params.items()}
+
+    def advance(self, anchor: Any, weights: Any, grads: Any, batch: Any) -> Any:
+        return anchor
+
+    def personal(self, weights: Any, memory: Any) -> Any:
+        return weights
+
+
+def test_an_algorithm_that_asks_another_keeps_its_own_hooks(monkeypatch):
+    made = Within()
+    assert settles(made)
+    assert advances(made)
+    assert keeps_own(made)
+    found = played(Within, monkeypatch, rounds=1)
+    assert max(p.abs().max() for p in found.weights.params.values()) <= 0.01
 
 
 def rising(self: Any, model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:

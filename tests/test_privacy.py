@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -666,6 +666,49 @@ def test_what_a_protected_algorithm_holds_on_to_goes_on():
     anchor = privacy.Anchor(Anchor(Weights({"w": 1.0}, {})), "what arrived")
     found = algorithm.advance(anchor, Weights({"w": 2.0}, {}), {"w": 4.0}, None)
     assert found == (Anchor(Weights({"w": 3.0}, {})), "what arrived")
+
+
+class Spoken(NamedTuple):
+    weights: Weights
+    rounds: Any
+
+
+@dataclass(frozen=True)
+class Telling(FedAvg):
+    """Its clients add noise of their own, what they draw first stays, and its server has something to say."""
+
+    remembers_once: ClassVar[bool] = True
+
+    @property
+    def secret(self):
+        return True
+
+    def start(self, weights):
+        return Spoken(weights, torch.tensor(0))
+
+    def aggregate(self, server, ups, cohort):
+        return Spoken(cohort.mean(ups.weights), server.rounds + 1)
+
+    def recount(self, server, rounds):
+        return server._replace(rounds=torch.tensor(rounds))
+
+    def report(self, server):
+        return {"aggregated": float(server.rounds)}
+
+
+def test_what_a_protected_algorithm_says_of_itself_holds():
+    algorithm = Private(of=Telling, noise=1.0)
+    assert algorithm.secret
+    assert algorithm.remembers_once
+    assert ALGORITHMS.spec(algorithm)["secret"]  # where everybody can read it
+    assert not Private(of="fedavg").secret
+    assert not Private(of="fedavg").remembers_once
+    server = algorithm.recount(server_of(algorithm, [4.0]), 5)
+    assert (int(server.round), int(server.inner.rounds)) == (5, 5)
+    assert algorithm.report(server) == {"aggregated": 5.0}
+    history = experiment({"name": "private", "of": f"{__file__}:Telling", "noise": 2.0}).run().history
+    assert [r["aggregated"] for r in history] == [1, 2, 3]
+    assert history[-1]["epsilon"] == epsilon(2.0, 6, 3, 3, 1e-5)
 
 
 @dataclass(frozen=True)

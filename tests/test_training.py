@@ -19,7 +19,7 @@ from fedrecall.experiment import Experiment
 from fedrecall.models.layers import KeyedDropout
 from fedrecall.models.model import Model
 from fedrecall.records import RunFolder
-from fedrecall.training import Recipe, Sgd, descend, visit
+from fedrecall.training import Recipe, Sgd, descend, overwrite, visit
 
 
 def client(n: int = 23) -> ClientData:
@@ -413,3 +413,11 @@ def test_each_hook_of_a_visit_draws_numbers_of_its_own():
 
     go(Draws(), network(), Recipe(local_epochs=1), client(), seed=0, round_number=1, client=0)
     assert len({tuple(t.tolist()) for t in drawn.values()}) == 3
+
+
+def test_parameters_may_take_each_others_places():
+    params = {"a": torch.ones(2, 2), "b": torch.full((2, 2), 2.0), "c": torch.tensor([[1.0, 2], [3, 4]])}
+    overwrite(params, {"a": params["b"], "b": params["a"], "c": params["c"].t()})
+    assert params["a"].tolist() == [[2, 2], [2, 2]]
+    assert params["b"].tolist() == [[1, 1], [1, 1]]
+    assert params["c"].tolist() == [[1, 3], [2, 4]]

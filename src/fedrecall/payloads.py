@@ -26,6 +26,7 @@ class Payloads(NamedTuple):
     memory: Any
 
 
+@streams.seeded(0, "made up")
 def declared(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: int) -> Payloads:
     """What travels down and up and what a client keeps, as trees of the right names, shapes and types."""
     weights = model.initial()
@@ -47,6 +48,7 @@ def declared(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: i
     return Payloads(sent, done.up, done.memory)
 
 
+@streams.seeded(0, "made up")
 def declared_down(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: int) -> Any:
     """What is sent down in the first round; what there is none of yet has a dimension of 0."""
     weights = model.initial()
@@ -54,6 +56,7 @@ def declared_down(algorithm: FedAvg, model: Model, shape: tuple[int, ...], class
     return travelled(algorithm, model, down)[0]
 
 
+@streams.seeded(0, "made up")
 def kept(algorithm: FedAvg, model: Model, shape: tuple[int, ...], classes: int) -> Any:
     """What a client keeps once it was visited; only what is empty before takes a visit to find."""
     memory = algorithm.remember(model.initial())

@@ -261,8 +261,15 @@ class Private(FedAvg):
             raise UserError(
                 f"private cannot protect {self.of['name']}: {why}. It can: {', '.join(protected())}."
             )
+        if self.inner.secret:  # its noise protects, too
+            object.__setattr__(self, "secret", True)
         if self.noise:
             _accounting("dp_accounting")
+
+    @property
+    def remembers_once(self) -> bool:  # type: ignore[override]
+        """As the protected algorithm does."""
+        return self.inner.remembers_once
 
     @functools.cached_property
     def inner(self) -> FedAvg:
@@ -375,19 +382,23 @@ class Private(FedAvg):
 
     def recount(self, server: Server, rounds: int) -> Server:
         """A mean that others may have seen counts, though the round is played again, with other noise."""
-        return server._replace(round=server.round.clamp_min(rounds))
+        inner = self.inner.recount(server.inner, rounds)
+        return server._replace(inner=inner, round=server.round.clamp_min(rounds))
 
     def report(self, server: Server) -> dict[str, float]:
-        """Epsilon so far, at ``delta``; nothing where there is no bound."""
+        """What the protected algorithm says, and epsilon so far, at ``delta``, where there is a bound."""
+        said = self.inner.report(server.inner)
         population, sampled = server.sizes.tolist()
         if not population:
-            return {}
-        if trees.arrays(self.inner.remember(server.weights)):
+            return said
+        with streams.seeded(0, "made up"):
+            remembers = bool(trees.arrays(self.inner.remember(server.weights)))
+        if remembers:
             # What such a client sends depends on when it took part before, and so does what it tells of
             # who else did. That rounds draw their clients hides nothing then.
             sampled = population
         found = epsilon(self.noise, population, sampled, int(server.round), self.delta)
-        return {} if found is None else {"epsilon": found, "delta": self.delta}
+        return said if found is None else {**said, "epsilon": found, "delta": self.delta}
 
     def _scales(self, moved: Params) -> Tensor:
         """What to multiply each update [clients, ...] by so that none is longer than ``clip``, [clients]."""

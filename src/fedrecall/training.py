@@ -237,18 +237,18 @@ def stepper(algorithm: FedAvg, model: Model, sgd: Sgd) -> Step:
             p.requires_grad_(True)
         student = model.student(state.buffers, key)
         with torch.enable_grad():
-            loss = contracts.objective(algorithm.loss(student, state.params, anchor, batch))
+            loss = contracts.objective(algorithm.loss(student, dict(state.params), anchor, batch))
             found = torch.autograd.grad(loss, list(state.params.values()), materialize_grads=True)
         with torch.no_grad():
             for p in state.params.values():
                 p.requires_grad_(False)
             raw = dict(zip(state.params, found, strict=True))
-            grads = algorithm.correct(raw, anchor)
+            grads = algorithm.correct(dict(raw), anchor)
             before = trees.detached(state.params) if keeps_before else {}
             descend(state.params, contracts.gradients(grads, state.params), state.velocity, sgd)
             if keeps_before:
-                made = contracts.settled(algorithm.settle(state.params, before, anchor, batch), state.params)
-                overwrite(state.params, made)
+                made = algorithm.settle(dict(state.params), before, anchor, batch)
+                overwrite(state.params, contracts.settled(made, state.params))
             if goes_on:
                 weights = Weights(state.params, student.buffers)
                 made = contracts.advanced(algorithm.advance(anchor, weights, raw, batch), anchor)
@@ -294,14 +294,13 @@ def descend(params: Params, grads: Params, velocity: Params, sgd: Sgd, lr: Tenso
 
 
 def overwrite(params: Params, made: Params) -> None:
-    """Write these numbers where the others are, which some of them may be."""
-    for name, value in made.items():
-        if value is not params[name]:
-            params[name].copy_(value)
+    """Write these numbers where the others are, which some of them may be, or views of them."""
+    for name, value in apart({n: v for n, v in made.items() if v is not params[n]}, params).items():
+        params[name].copy_(value)
 
 
-def apart(held: Any, weights: Weights) -> Any:
-    """What is held on to, with copies in the places of weights that the next step will change in place."""
+def apart(held: Any, weights: Weights | Params) -> Any:
+    """What is held on to, with copies in the places of weights that will change in place."""
     lent = {t.untyped_storage().data_ptr() for _, t in trees.leaves(weights)}
     return trees.transform(lambda t: t.clone() if t.untyped_storage().data_ptr() in lent else t, held)
 

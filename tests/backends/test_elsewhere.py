@@ -41,6 +41,7 @@ OWN = [  # hooks that no algorithm of the package has
     Case(f"{EXAMPLES / 'fedsparse.py'}:FedSparse:share=0.3"),
     Case(f"{EXAMPLES / 'fedbyte.py'}:FedByte"),
     Case(f"{EXAMPLES / 'fedmean.py'}:FedMean:keep=0.7"),
+    Case(f"{EXAMPLES / 'fedhard.py'}:FedHard"),
     Case(f"{EXAMPLES / 'localadam.py'}:LocalAdam", settings={"training": {"momentum": 0.0, "lr": 0.001}}),
 ]
 SETTINGS = {"augmentation": "crop:1+flip+cutout:2", "partition": "lda:0.5", "rounds": 2}

@@ -183,5 +183,4 @@ def keeps_own(algorithm: FedAvg) -> bool:
 
 def _protected(algorithm: FedAvg) -> FedAvg:
     """The algorithm that `private` protects, or itself."""
-    inner = getattr(algorithm, "inner", algorithm)  # which somebody's own may be called, too
-    return inner if isinstance(inner, FedAvg) else algorithm
+    return algorithm.inner if algorithm.protects else algorithm  # type: ignore[attr-defined]

@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedrecall import specs, trees
+from fedrecall import specs, streams, trees
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.parcels import (
     ANSWERS,
@@ -316,7 +316,8 @@ class Processes:
             largest = max(range(len(federation)), key=federation.size)
             self._provide(DATA, self.count, packed_size(federation.client(largest)))
         if MEMORIES not in self._shelves:
-            size = packed_size(self.work.algorithm.remember(jobs[0].down.weights))
+            with streams.seeded(0, "made up"):
+                size = packed_size(self.work.algorithm.remember(jobs[0].down.weights))
             # As much as is kept in RAM, and a link's new ones beside its old ones.
             kept = min(len(federation), CACHE_BYTES // size + 1) if size else 0
             self._provide(MEMORIES, kept + 2 * len(jobs), size)

@@ -30,7 +30,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 
-from fedrecall import specs, trees
+from fedrecall import specs, streams, trees
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.parcels import Folded, Unsendable, fold, unfold
 from fedrecall.backends.processes import ATTEMPTS, PATIENCE, SLOWER, cores, raise_again
@@ -265,7 +265,8 @@ class RayCluster:
         self.work = work
         weights = work.model.initial()
         held = MODELS_HELD * trees.size_in_bytes(weights)
-        held += 4 * trees.size_in_bytes(work.algorithm.remember(weights))
+        with streams.seeded(0, "made up"):
+            held += 4 * trees.size_in_bytes(work.algorithm.remember(weights))
         need = options.memory * 2**30 if options.memory else PROCESS_BYTES + held
         self._memory = -(-int(need) // _GRAIN) * _GRAIN
         places = Places(list(sys.path), dict(specs.loaded_sources))

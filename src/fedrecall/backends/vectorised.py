@@ -357,15 +357,15 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, lr: Tensor | None 
     ) -> tuple[Params, Tensor, Params, Params]:
         def objective(params: Params) -> tuple[Tensor, Params]:
             student = model.student(buffers, key)
-            loss = contracts.objective(algorithm.loss(student, params, anchor, batch))
+            loss = contracts.objective(algorithm.loss(student, dict(params), anchor, batch))
             return loss, student.buffers
 
         grads, (loss, buffers) = grad_and_value(objective, has_aux=True)(params)
-        corrected = contracts.gradients(algorithm.correct(grads, anchor), params)
+        corrected = contracts.gradients(algorithm.correct(dict(grads), anchor), params)
         return corrected, loss, buffers, grads if goes_on else {}
 
     def left(params: Params, before: Params, anchor: Any, batch: Batch) -> Params:
-        return contracts.settled(algorithm.settle(params, before, anchor, batch), params)
+        return contracts.settled(algorithm.settle(dict(params), before, anchor, batch), params)
 
     def going_on(anchor: Any, weights: Weights, grads: Params, batch: Batch) -> Params:
         made = contracts.advanced(algorithm.advance(anchor, weights, grads, batch), anchor)
@@ -456,7 +456,7 @@ def try_filling(algorithm: FedAvg, model: Model, plan: Plan, stack: Stack, held:
 
     def loss(params: Params, buffers: Params, anchor: Any, batch: Batch) -> Tensor:
         student = model.exact().student(buffers, stack.key[row])
-        return contracts.scalar(algorithm.loss(student, params, anchor, batch))
+        return contracts.scalar(algorithm.loss(student, dict(params), anchor, batch))
 
     with torch.no_grad():
         try:
