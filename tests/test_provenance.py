@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -376,3 +377,20 @@ def test_only_what_is_somebodys_own_is_their_code(home):
     assert code({"algorithm": "fedrecall.algorithms.fedavg:FedAvg", "dataset": "folder:x"}) == {}
     inner = {"algorithm": {"name": "private", "algorithm": f"{folder}/mine.py:Mine:mu=2"}}
     assert code(inner) == {k: v for k, v in code(named).items() if k == "mine.py:Mine"}
+
+
+def test_fedrecalls_version_tells_one_code_that_trains_from_another(tmp_path, monkeypatch):
+    package = tmp_path / "fedrecall"
+    shutil.copytree(Path(provenance.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    version = provenance.version.__wrapped__
+    assert version() == provenance.version()
+    number, digest = version().split("+")
+    assert number == fedrecall.__version__
+    assert len(digest) == 8
+    training, shown = package / "training.py", package / "cli" / "app.py"
+    shown.write_text("# what is shown changes nothing that is trained\n" + shown.read_text())
+    training.write_bytes(training.read_bytes().replace(b"\n", b"\r\n"))
+    assert version() == provenance.version()
+    training.write_text(training.read_text() + "# other code\n")
+    assert version() != provenance.version()

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.flower.grids import Grid
 
-from fedrecall import __version__
 from fedrecall import config as configs
+from fedrecall import provenance
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.scaffold import Memory
 from fedrecall.data.datasets import load
@@ -334,7 +334,7 @@ def test_what_an_algorithm_is_made_of_is_not_imported_either(spec, tmp_path, mon
 
 def announced(node: dict[str, object], config: str) -> dict[str, object]:
     grid = Grid({1000: node})
-    code = wire.as_json(wire.Code(__version__, "", [], []))
+    code = wire.as_json(wire.Code(provenance.version(), "", [], []))
     question = Message(wire.pack(wire.Question(config, code)), 1000, "query")
     question.metadata.__dict__["_message_id"] = "question"
     return dict(grid.answer(1000, question).content["values"])

@@ -29,8 +29,8 @@ from safetensors.torch import load, save
 from tests.flower.grids import Grid
 from tests.flower.links import Link
 
-from fedrecall import __version__, files, trees
 from fedrecall import config as configs
+from fedrecall import files, provenance, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.augmentation import Augmentation, plain
 from fedrecall.data.datasets import load as load_data
@@ -1939,7 +1939,8 @@ def test_a_node_with_another_version_of_fedrecall_is_named(tmp_path, caplog):
     play(Grid(nodes(tmp_path), tamper), rounds=1)
     said = [r.getMessage() for r in caplog.records if "has fedrecall" in r.getMessage()]
     assert said == [
-        f"client 1 has fedrecall 0.0.9\ufffd, the server has {__version__}: install the same at both."
+        f"client 1 has fedrecall 0.0.9\ufffd, the server has {provenance.version()}: "
+        "install the same at both."
     ]
 
 

@@ -11,8 +11,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedrecall import __version__, contracts, payloads
 from fedrecall import config as configs
+from fedrecall import contracts, payloads, provenance
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.config import Config
@@ -138,7 +138,7 @@ def _announcement(node: Node, config: Config, silo: Silo) -> Announcement:
         std,
         list(d.features),
         d.standardised,
-        __version__,
+        provenance.version(),
     )
 
 

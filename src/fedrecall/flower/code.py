@@ -6,7 +6,7 @@ import logging
 import platform
 from contextlib import suppress
 
-from fedrecall import __version__, provenance, specs
+from fedrecall import provenance, specs
 from fedrecall.config import Config
 from fedrecall.errors import UserError
 from fedrecall.flower.hosting import OWN_CODE
@@ -23,7 +23,7 @@ def own(config: Config) -> Code:
     for _, module in provenance.modules([getattr(config, name) for name in OWN_CODE]):
         for name, source in provenance.sources(module).items():
             found[name] = hashlib.blake2b(source, digest_size=8).hexdigest()
-    return Code(__version__, _python(), list(found), list(found.values()))
+    return Code(provenance.version(), _python(), list(found), list(found.values()))
 
 
 def check(servers: Code, config: Config) -> None:
@@ -43,11 +43,11 @@ def check(servers: Code, config: Config) -> None:
 
 def warn(servers: Code, config: Config) -> None:
     """Say in the node's log in what it differs from the server without being refused for it."""
-    if servers.fedrecall != __version__:
+    if servers.fedrecall != provenance.version():
         log.warning(
             "the server has fedrecall %s, this node has %s: install the same at both.",
             servers.fedrecall,
-            __version__,
+            provenance.version(),
         )
     if servers.python != _python() and own(config).modules:
         log.warning(

@@ -13,8 +13,8 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedrecall import __version__, payloads
 from fedrecall import config as configs
+from fedrecall import payloads, provenance
 from fedrecall.backends.backend import Job
 from fedrecall.config import Config
 from fedrecall.data.store import fixed_statistics
@@ -196,10 +196,10 @@ class Nodes:
                 continue
             self._left_out.pop(node, None)
             first = here.setdefault(said.client, node)
-            if said.version != __version__:
+            if said.version != provenance.version():
                 log.warning(
                     "client %d has fedrecall %s, the server has %s: install the same at both.",
-                    *(said.client, wire.tidy(said.version), __version__),
+                    *(said.client, wire.tidy(said.version), provenance.version()),
                 )
             self._known[node] = said
             if first != node and self.facts is not None:
