@@ -2,7 +2,7 @@
 
     python -m benchmarks.tested runs/reproduction/*/*
 
-FedNTD's published accuracies are those of augmented test images (docs/reproduction.md).
+FedNTD's published accuracies may be those of augmented test images (docs/reproduction.md).
 """
 
 import argparse

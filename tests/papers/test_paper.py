@@ -149,6 +149,13 @@ def test_no_published_forgetting_is_of_more_than_there_ever_was():
     assert more == {"fedntd/table11 R0.5 fednova"}  # named among the paper's gaps
 
 
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_switch_can_be_named(name):
+    paper = load_paper(name)
+    for switch, variant in paper.variants.items():
+        assert paper.variant(switch) == variant
+
+
 def test_names_that_are_not_there_are_answered_with_the_nearest():
     with pytest.raises(UserError, match="did you mean 'fedntd'"):
         table("fedndt/table1")
@@ -218,6 +225,18 @@ def test_another_algorithm_is_played_in_the_setup_of_the_tables_own(paper, name)
         guest = t.guest(cell.column, spec_text(ALGORITHMS, made.algorithm))
         assert guest.config() == made
         assert (guest.target, guest.published, guest.failed) == (cell.target, {}, False)
+
+
+def test_what_goes_by_a_methods_name_is_not_taken_for_it():
+    t, paper = table("fedntd/table1"), load_paper("fedntd")
+    other = t.guest("cifar10/shard2", "fedprox", {"name": "fedprox", "mu": 0.3})
+    own, shipped = t.cell("cifar10/shard2", "fedprox"), paper.variant("fedprox-shipped")
+    assert other.key == own.key
+    for cell, mu in ((other, 0.3), (own, 0.1), (other, 0.3)):
+        assert cell.config().algorithm["mu"] == mu
+        assert cell.config(variant=shipped).algorithm["mu"] == 1
+        assert paper.reading(cell, cell.config()) is None
+        assert cell.changes(shipped)[0]["algorithm.mu"] == mu
 
 
 def test_other_algorithms_stand_below_the_tables_methods_column_by_column():

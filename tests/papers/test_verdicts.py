@@ -25,12 +25,14 @@ from fedrecall.papers.verdicts import (
     best,
     closest,
     gain,
+    guests,
     judge,
     level,
     level_agrees,
     right_by_chance,
     tolerance,
     tried,
+    unpaired,
 )
 
 TABLE1 = table("fedntd/table1")
@@ -229,6 +231,54 @@ def test_where_a_table_gives_no_spread_the_papers_usual_one_counts():
     for off, word in ((1.9 * usual, REPRODUCED), (-2.1 * usual, NOT_REPRODUCED)):
         v = verdict(outcome(cell, ending(47.6 + off)), cell=cell, of=t)
         assert (v.word, v.within) == (word, None)
+
+
+def test_a_spread_of_nothing_is_none_given():
+    cell = TABLE1.cell("cifar10/lda0.5", "moon")  # 63.10 ± 0.00
+    paper = load_paper("fedntd")
+    assert cell.published["accuracy"].std == 0
+    assert paper.spread(cell, "accuracy") is None
+    usual = paper.usual_std
+    for off, word in ((1.9 * usual, REPRODUCED), (-2.1 * usual, NOT_REPRODUCED)):
+        assert verdict(outcome(cell, ending(63.1 + off)), cell=cell).word == word
+    given = [
+        p.std
+        for t in paper.tables.values()
+        for c in t.cells
+        if (p := c.published.get("accuracy")) and p.std is not None
+    ]
+    assert given.count(0) == 1
+    assert usual == np.median([std for std in given if std])
+
+
+def test_algorithms_that_the_paper_has_not_are_guests_whatever_other_papers_have():
+    paper, switch = load_paper("fedntd"), load_paper("fedntd").variant("authors-draw+augmented-test")
+    strangers = ["fedtrio", "fedcad", "fedntd:beta=3,tau=1"]
+    of_its_own = TABLE1.guest("cifar10/shard2", "fedprox:0.3", {"name": "fedprox", "mu": 0.3})
+    within = table("fedntd/table14").cell("shard2", "mse beta=0.1")  # in this setup, of another table
+    runs = [
+        *(outcome(TABLE1.guest("cifar10/shard2", s), [30.0], variant=switch) for s in strangers),
+        outcome(TABLE1.guest("mnist/lda0.1", "fedlsd"), [30.0]),
+        outcome(CELL, [30.0]),
+        outcome(CELL, [30.0], variant=switch),
+        outcome(within, [30.0]),
+        outcome(of_its_own, [30.0]),
+    ]
+    found = [(c.column, c.method) for c in guests(paper, TABLE1, Results(runs))]
+    assert found == [
+        *(("cifar10/shard2", m) for m in ("fedcad", "fedntd:3", "fedprox:0.3", "fedtrio")),
+        ("mnist/lda0.1", "fedlsd"),
+    ]
+
+
+def test_nothing_is_gained_over_a_baseline_whose_clients_hold_other_examples():
+    own = TABLE1.guest("cifar10/shard2", "fedssd")
+    results = Results([outcome(own, [44.0]), outcome(BASE, [40.0]), outcome(CELL, [50.0])])
+    assert gain(TABLE1, own, results) is None
+    assert gain(TABLE1, CELL, results).measured.mean == pytest.approx(10.0)
+    assert unpaired(TABLE1, [own, CELL, BASE]) == [own]
+    t = table("fedssd/table1")
+    assert unpaired(t, t.cells) == []  # there the server holds as many for every method
 
 
 def test_a_failure_is_reproduced_by_a_failure_or_by_chance():

@@ -339,6 +339,9 @@ def test_special_confusion_and_confusion_matrices(runs, out):
     assert accuracy(trained.confusion) == pytest.approx(np.mean(rows["fedavg"]))  # the test set is even
     with pytest.raises(UserError, match="--auxiliary-per-class 64"):
         draw("fedssd/fig4", runs("fedavg-0"), out)
+    for figure in ("fedcad/fig2", "fedssd/fig4"):
+        with pytest.raises(UserError, match="there is no client 99, only 0 to "):
+            draw(f"{figure}:client=99", runs("aux-0"), out)
 
 
 def test_global_against_local_and_one_client(runs, out):
@@ -490,8 +493,11 @@ def test_accuracy_over_time_and_time_to_target(runs, out):
     reached = next(i for i, r in enumerate(records) if r["accuracy"] >= target)
     assert bar["rounds"] == [reached + 1]
     assert bar["seconds"] == pytest.approx(sum(sum(r["seconds"]["clients"]) for r in records[: reached + 1]))
-    never = draw("sfedkd/fig7:targets=1.1", runs("fedavg-0"), out).data["bars"][0]
+    never = draw("sfedkd/fig7:targets=1.0", runs("fedavg-0"), out).data["bars"][0]
     assert never["seconds"] is None
+    for wrong in ("60", "0.5+1.1", "0"):
+        with pytest.raises(UserError, match=r"is no accuracy above 0 and up to 1, such as 0\.6"):
+            draw(f"sfedkd/fig7:targets={wrong}", runs("fedavg-0"), out)
     names = runs("fedavg-0", "fedavg-1")
     two = draw("sfedkd/fig6", names, out).data["lines"][0]
     waited = [np.cumsum([max(r["seconds"]["clients"]) for r in Run(p).records]) for p in names]

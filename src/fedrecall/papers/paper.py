@@ -105,12 +105,17 @@ class Cell:
         """Its name in notes and messages."""
         return f"{self.paper}/{self.table} {self.column} {self.method}"
 
+    @property
+    def _place(self) -> str:
+        """What its setup is looked up by: other settings of an algorithm may go by a method's name."""
+        return f"{self.key} {self.settings['algorithm']!r}"
+
     def config(self, seed: int = 0, variant: Variant | None = None, **changes: Any) -> Config:
         """The paper's setup with this seed; ``changes`` are plain config values."""
         settings = self._settings_with(variant)
         if changes:
             return _config({**settings, **changes, "seed": seed})
-        key = self.key, seed, variant.name if variant else None
+        key = self._place, seed, variant.name if variant else None
         if key not in _made:
             _made[key] = _config({**settings, "seed": seed})
         return _made[key]
@@ -139,7 +144,7 @@ class Cell:
 
     def changes(self, variant: Variant) -> tuple[Settings, Settings]:
         """The paper's setup (``flat``), and of the variant's what is not in it."""
-        key = self.key, variant.name
+        key = self._place, variant.name
         if key not in _changes:
             plain, other = flat(self.config()), flat(self.config(variant=variant))
             _changes[key] = plain, {k: v for k, v in other.items() if k not in plain or v != plain[k]}
@@ -246,15 +251,20 @@ class Paper:
             for t in self.tables.values()
             for c in t.cells
             for q, p in c.published.items()
-            if q == "accuracy" and p.std is not None
+            if q == "accuracy" and p.std
         ]
         return median(given) if given else None
 
     def spread(self, cell: Cell, quantity: str) -> float | None:
-        """The published standard deviation, or what another table gives the same number of the same runs."""
+        """The published standard deviation, or what another table gives the same number of the same runs.
+
+        None of 0.00: several trainings that end alike to all digits are a slip.
+        """
         published = cell.published.get(quantity)
-        if published is None or published.value is None or published.std is not None:
-            return published.std if published else None
+        if published is None or published.value is None:
+            return None
+        if published.std is not None:
+            return published.std or None
         return self._spreads.get((identity(cell.config()), quantity, published.value))
 
     @cached_property
@@ -264,7 +274,7 @@ class Paper:
             for t in self.tables.values()
             for c in t.cells
             for q, p in c.published.items()
-            if p.value is not None and p.std is not None
+            if p.value is not None and p.std
         }
 
     def variant(self, name: str) -> Variant:
@@ -297,12 +307,12 @@ class Paper:
 
         It is compared first, since to make each variant's config of each cell takes long.
         """
-        if cell.key not in self._settled_of:
+        if cell._place not in self._settled_of:
             told = {"algorithm", *APART, *(key for v in self.variants.values() for key in v.settings)}
-            self._settled_of[cell.key] = {
+            self._settled_of[cell._place] = {
                 k: v for k, v in flat(cell.config()).items() if not {k, k.partition(".")[0]} & told
             }
-        return self._settled_of[cell.key]
+        return self._settled_of[cell._place]
 
     @cached_property
     def _settled_of(self) -> dict[str, Settings]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import NamedTuple
 
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
-from fedrecall.papers.paper import PAPERS, Cell, Paper, Table, Variant, load_paper
+from fedrecall.experiment import auxiliary_per_class
+from fedrecall.papers.paper import Cell, Paper, Table, Variant
 from fedrecall.papers.quantities import NEVER, QUANTITIES, Question, smooth, smoothed
 from fedrecall.papers.results import Outcome, Results, identity
 from fedrecall.reports.statistics import Summary, summary
-from fedrecall.specs import short_text
+from fedrecall.specs import short_text, spec_text
 
 SPREADS = 2.0
 """How many published standard deviations a mean may be off; `right_by_chance` says what that is worth."""
@@ -262,7 +262,9 @@ def tried(paper: Paper, cell: Cell, results: Results) -> list[Variant]:
         if (v := paper.reading(cell, config)) is not None:
             found[v.name] = v
     place = list(paper.variants).index
-    return sorted(found.values(), key=lambda v: (len(v.parts), [place(name) for name in v.name.split("+")]))
+    return sorted(
+        found.values(), key=lambda v: (len(v.parts), [place(part.name) for part in v.parts or (v,)])
+    )
 
 
 def was_run(paper: Paper, cell: Cell, results: Results) -> bool:
@@ -271,23 +273,28 @@ def was_run(paper: Paper, cell: Cell, results: Results) -> bool:
 
 
 def guests(paper: Paper, table: Table, results: Results) -> list[Cell]:
-    """Algorithms that no table of any paper has and that were run in this one's setup, column by column."""
+    """Algorithms that were run in this one's setup and that the paper has not, column by column."""
     found: dict[tuple[int, str], Cell] = {}
     for run in results:
-        if run.config.algorithm["name"] in _published():
-            continue
         method = short_text(ALGORITHMS, run.config.algorithm)
+        if method in table.methods:  # with other settings
+            method = spec_text(ALGORITHMS, run.config.algorithm)
         for place, column in enumerate(table.columns):
             cell = table.guest(column, method, run.config.algorithm)
-            if identity(cell.config()) == run.identity or paper.reading(cell, run.config) is not None:
+            if _is_of(paper, cell, run) and not _published(paper, table, run):
                 found[place, method] = cell
     return [found[key] for key in sorted(found)]
 
 
-@cache
-def _published() -> frozenset[str]:
-    tables = [t for name in PAPERS for t in load_paper(name).tables.values()]
-    return frozenset(c.config().algorithm["name"] for t in tables for c in t.cells)
+def _is_of(paper: Paper, cell: Cell, run: Outcome) -> bool:
+    """Whether a run is one of the cell, in the paper's setup or with switches."""
+    return identity(cell.config()) == run.identity or paper.reading(cell, run.config) is not None
+
+
+def _published(paper: Paper, table: Table, run: Outcome) -> bool:
+    """Whether a run is of a cell that the paper has, in this table or in another one."""
+    others = [t for t in paper.tables.values() if t is not table]
+    return any(_is_of(paper, cell, run) for t in (table, *others) for cell in t.cells)
 
 
 def readings(
@@ -357,10 +364,15 @@ def level_agrees(table: Table, cell: Cell, results: Results, variant: Variant | 
 
 
 def gain(table: Table, cell: Cell, results: Results, variant: Variant | None = None) -> Gain | None:
-    """The paired gain in accuracy on the baseline, at the last round that all these runs have."""
+    """The paired gain in accuracy on the baseline, at the last round that all these runs have.
+
+    None where the server holds other numbers of examples: then clients hold others.
+    """
     if table.baseline in (None, cell.method) or "accuracy" not in table.quantities:
         return None
     base = table.cell(cell.column, str(table.baseline))
+    if _held_by_server(cell, variant) != _held_by_server(base, variant):
+        return None
     said = [c.published["accuracy"].value for c in (cell, base) if "accuracy" in c.published]
     config = cell.config(variant=variant)
     runs = _alive(results.of(config))
@@ -382,6 +394,19 @@ def gain(table: Table, cell: Cell, results: Results, variant: Variant | None = N
     ]
     mine, theirs = said if len(said) == 2 else (None, None)
     return Gain(None if mine is None or theirs is None else mine - theirs, summary(found), at)
+
+
+def _held_by_server(cell: Cell, variant: Variant | None) -> int:
+    config = cell.config_with(variant)
+    return auxiliary_per_class(config, ALGORITHMS.make(config.algorithm))
+
+
+def unpaired(table: Table, cells: Sequence[Cell], variant: Variant | None = None) -> list[Cell]:
+    """Those whose clients do not hold what the baseline's hold, so that no gain can be told."""
+    if table.baseline is None:
+        return []
+    base = {c.column: table.cell(c.column, table.baseline) for c in cells}
+    return [c for c in cells if _held_by_server(c, variant) != _held_by_server(base[c.column], variant)]
 
 
 def _alive(runs: Mapping[int, Outcome]) -> dict[int, Outcome]:

@@ -20,7 +20,17 @@ from fedrecall.papers.paper import Variant
 from fedrecall.papers.quantities import NEVER, QUANTITIES
 from fedrecall.papers.reproduction import DRAWN, Plan, adopt, carry_out, check_code, folder_of, plan
 from fedrecall.papers.results import Results, codes, committed, of_run, path_of
-from fedrecall.papers.verdicts import NOT_RUN, REPRODUCED, Verdict, closest, gain, judge, readings, tried
+from fedrecall.papers.verdicts import (
+    NOT_RUN,
+    REPRODUCED,
+    Verdict,
+    closest,
+    gain,
+    judge,
+    readings,
+    tried,
+    unpaired,
+)
 from fedrecall.records import RunFolder
 
 SETTING = re.compile(r"\w+=|[-+.\d]+(e-?\d+)?$")
@@ -119,6 +129,11 @@ def reproduce_command(
         "checkpoint_every": checkpoint_every,
     }
     changes |= {k: v for k, v in (("workers", workers), ("rounds", rounds)) if v is not None}
+    for cell in unpaired(chosen, cells, variant):
+        say(
+            f"{cell.key}: the server holds examples that {chosen.baseline}'s clients hold here, so what is "
+            "gained cannot be told from what other data do; `fedrecall compare` deals both the same."
+        )
     own = _own(cells)
     known = Results.load(results, own)
     check_code(cells, known, variant)

@@ -106,6 +106,7 @@ class SpecialConfusion(Figure):
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
         """One matrix with its numbers in it."""
         run = runs[0]
+        run.check_client(self.client)
         made_by = stages(run, self.algorithms, self.epochs)
         first = next(iter(made_by.values()))
         test = first.federation.test
@@ -114,7 +115,7 @@ class SpecialConfusion(Figure):
             "global": class_accuracy(evaluate(first.model, first.weights, test).confusion),
         }
         for name, at in made_by.items():
-            trained = at.visit(self.client).up.weights
+            (trained,) = at.locals([self.client])
             rows[name] = class_accuracy(evaluate(at.model, trained, test).confusion)
         values = np.array(list(rows.values()))
         made, axes = page(1, 1, 0.42 * values.shape[1] + 1.2, 0.3 * len(values) + 0.5)
@@ -149,12 +150,14 @@ class ConfusionMatrices(SpecialConfusion):
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
         """A matrix for every model."""
         run = runs[0]
+        run.check_client(self.client)
         made_by = stages(run, self.algorithms, self.epochs)
         first = next(iter(made_by.values()))
         test = first.federation.test
         found = {"global": credibility(evaluate(first.model, first.weights, test).confusion)}
         for name, at in made_by.items():
-            found[name] = credibility(evaluate(at.model, at.visit(self.client).up.weights, test).confusion)
+            (trained,) = at.locals([self.client])
+            found[name] = credibility(evaluate(at.model, trained, test).confusion)
         made, axes = page(1, len(found) + 1, 2.1, 2.0)
         share = run.distributions[self.client]
         axes[0, 0].barh(range(len(share)), share)

@@ -185,6 +185,11 @@ class TimeToTarget(Figure):
     clock: Literal["waiting", "working"] = "waiting"
     """Seconds of the longest chain of each round, or of all clients together."""
 
+    def __post_init__(self) -> None:
+        """Refuse what is no accuracy."""
+        if wrong := [t for t in self.targets if not 0 < t <= 1]:
+            raise UserError(f"targets: {wrong[0]:g} is no accuracy above 0 and up to 1, such as 0.6.")
+
     caption: ClassVar[str] = (
         "Seconds of local training until the global model first reaches an accuracy (mean over seeds, bar: "
         "standard deviation; no bar where a seed never does), a panel for every data set."
