@@ -73,7 +73,7 @@ class Federation(LocalFederation):
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         return [json.loads(line) for line in lines]
 
-    def wait_for(self, name: str, rounds: int, seconds: float = 240) -> None:
+    def wait_for(self, name: str, rounds: int, seconds: float = 480) -> None:
         self.until(lambda: len(self.records(name)) >= rounds, seconds, f"round {rounds} of {name}")
 
     def state(self, name: str, rounds: int) -> dict[str, torch.Tensor]:

@@ -668,7 +668,7 @@ def _pooled(said: Sequence[Announcement]) -> tuple[list[float], list[float]]:
 
 
 def _for_nodes(config: Config) -> dict[str, Any]:
-    """What nodes are told: nothing of the server's own data, nor of where it sends its numbers."""
+    """What we tell nodes: nothing of the server's own data, nor of where it sends its numbers."""
     return configs.as_dict(config) | {"dataset": {"name": ELSEWHERE}, "sinks": []}
 
 
