@@ -14,8 +14,9 @@ from tests.reports.synthetic import write
 from fedrecall.cli import main, papers
 from fedrecall.cli.commands import reproduce
 from fedrecall.papers import PAPERS, load_paper, table
+from fedrecall.papers.reproduction import LeftOut
 from fedrecall.papers.results import FOLDER, Results, save
-from fedrecall.papers.verdicts import NOT_RUN, PARTIAL, best
+from fedrecall.papers.verdicts import NOT_RUN, PARTIAL, STAND_IN_ALONE, best
 
 ROOT = Path(__file__).parent.parent.parent
 TABLE1 = table("fedntd/table1")
@@ -178,10 +179,11 @@ def test_the_list_of_papers_counts_as_the_page_of_results_does():
     for paper in map(load_paper, PAPERS):
         for t in paper.tables.values():
             words = Counter(best(paper, t, cell, results) for cell in t.cells)
-            counts = {"unfinished": words.pop(PARTIAL, 0), NOT_RUN: words.pop(NOT_RUN, 0)}
+            words.pop(NOT_RUN, 0)
+            counts = {state: words.pop(state, 0) for state in (PARTIAL, STAND_IN_ALONE)}
             counts["finished"] = words.total()
             lines = told[f"{paper.name}/{t.name}"].splitlines()
-            for state in ("unfinished", "finished"):
+            for state in counts:
                 (said,) = [line for line in lines if f" cells {state}: " in line] or ["0"]
                 assert int(said.split()[0]) == counts[state], (t.name, state)
 
@@ -241,7 +243,7 @@ def test_what_the_project_measured_is_printed_apart_and_counts_as_nothing_done(c
     assert "fedntd" not in {row[1] for row in rows(theirs)}  # of which the project has nothing
 
     asked = []
-    monkeypatch.setattr(reproduce, "carry_out", lambda plans, *_: asked.extend(plans) or [])
+    monkeypatch.setattr(reproduce, "carry_out", lambda plans, *_: asked.extend(plans) or LeftOut([], []))
     words = ("reproduce", "fedntd/table1", "--columns", "mnist/shard2", "--methods", "fedavg")
     said, _ = call(*words, "--seeds", 3, "--results", "kept")
     assert [p.config.seed for p in asked] == [1, 2]

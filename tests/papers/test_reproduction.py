@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from tests.data.test_datasets import LAYOUTS, mirror
@@ -18,7 +19,7 @@ from fedrecall.cli.commands.reproduce import named_methods
 from fedrecall.data.datasets import DATASETS, load
 from fedrecall.errors import Diverged, UserError
 from fedrecall.experiment import Experiment
-from fedrecall.papers import PAPERS, load_paper, table
+from fedrecall.papers import PAPERS, load_paper, reproduction, table
 from fedrecall.papers.page import render
 from fedrecall.papers.reproduction import Pace, adopt, carry_out, differences, duration, plan, stacks, unlike
 from fedrecall.papers.results import Results, codes, path_of, read, run_folder, save
@@ -306,6 +307,25 @@ def test_a_figures_run_that_was_killed_in_its_first_round_is_begun_anew(tmp_path
     assert [p.folder for p in plan(t, [cell], [0], Results([done]), tmp_path)] == [first.folder]
 
 
+def test_a_setup_that_is_refused_leaves_the_others(call, root, monkeypatch):
+    words = ("reproduce", "fedntd/table1", "--columns", "cifar10/shard2", "--methods", "fedavg,fedntd")
+    words += ("--data-root", root, "--backend", "serial", "--out", "out", "--seeds", 1, "--rounds", 1)
+    real = reproduction.Experiment
+
+    def picky(config, *args, **kwargs):
+        if config.algorithm["name"] == "fedavg":
+            raise UserError("no such shares can be drawn.")
+        return real(config, *args, **kwargs)
+
+    monkeypatch.setattr(reproduction, "Experiment", picky)
+    code, said, error = call(*words)
+    assert code == 2
+    assert "left out: fedntd/table1 cifar10/shard2 fedavg, seed 0: no such shares can be drawn." in said
+    assert "not all runs could be made" in error
+    found = Results.load(Path("out/results"))
+    assert [r.config.algorithm["name"] for r in found] == ["fedntd"]
+
+
 class Silent:
     def begin(self, config, history):
         pass
@@ -321,7 +341,8 @@ def test_a_run_that_turns_to_nan_is_noted_as_failed_and_the_next_goes_on(root, t
     cells = TABLE1.choose(["cifar10/shard2"], ["fedavg", "fednova"])
     plans = plan(TABLE1, cells, [0], Results(), tmp_path, rounds=2, backend="serial", **{"training.lr": 1e30})
     said = []
-    assert carry_out(plans, tmp_path / "results", said.append, lambda _: Silent(), root) == []
+    left_out = carry_out(plans, tmp_path / "results", said.append, lambda _: Silent(), root)
+    assert left_out == ([], [])
     assert sum("failed: every client of the round failed" in line for line in said) == 2
     found = list(Results.load(tmp_path / "results"))
     assert len(found) == 2
@@ -456,7 +477,8 @@ def test_recipes_for_data_that_is_not_here_run_on_its_layout(tmp_path, dataset, 
     cell = t.cell(column, method)
     changes = {**SMALL, **small}
     plans = plan(t, [cell], [0], Results(), tmp_path / "out", **changes)
-    assert carry_out(plans, tmp_path / "results", lambda _: None, lambda _: Silent(), tmp_path / "hub") == []
+    left_out = carry_out(plans, tmp_path / "results", lambda _: None, lambda _: Silent(), tmp_path / "hub")
+    assert left_out == ([], [])
     (found,) = Results.load(tmp_path / "results")
     assert found.done == changes["rounds"]
     assert found.failures == 0

@@ -18,9 +18,10 @@ from fedrecall.papers.verdicts import (
     NOT_RUN,
     PARTIAL,
     REPRODUCED,
+    SOMETHING_ELSE,
     SPREADS,
     STAND_IN,
-    STAND_IN_PARTIAL,
+    STAND_IN_ALONE,
     WITH_SWITCH,
     best,
     closest,
@@ -160,7 +161,7 @@ def test_a_stand_in_is_no_verdict_on_the_cell():
     run = outcome(cell, ending(39.31, rounds=25), variant=switch)
     v = verdict(run, cell=cell, of=table13, variant=switch)
     assert (v.word, v.difference, v.within) == (STAND_IN, None, None)
-    assert best(paper, table13, cell, Results([run])) == NOT_RUN
+    assert best(paper, table13, cell, Results([run])) == STAND_IN_ALONE
     assert not CELL.changed_by(switch)  # it is for that table alone
 
 
@@ -495,7 +496,7 @@ def test_a_stand_in_reproduces_nothing():
     run = outcome(cell, [cell.published["accuracy"].value] * cell.config().rounds, variant=small)
     results = Results([run])
     assert [v.name for v in tried(paper, cell, results)] == ["small"]
-    assert best(paper, t, cell, results) == NOT_RUN
+    assert best(paper, t, cell, results) == STAND_IN_ALONE
 
 
 def test_what_was_measured_after_another_round_is_not_of_the_papers_last():
@@ -623,7 +624,8 @@ def test_what_has_begun_is_not_called_not_run_because_its_number_needs_another_r
         assert judge(paper, t, cell, "speedup", results).word == PARTIAL
         assert best(paper, t, cell, results) == PARTIAL
     failed = Results([outcome(mine, [50.0] * 268, failed="NaN")])
-    assert judge(paper, t, mine, "speedup", failed).word == NOT_RUN  # there is nothing to go on with
+    assert judge(paper, t, mine, "speedup", failed).word == ""  # it was run, and there is nothing to say
+    assert judge(paper, t, mine, "speedup", Results()).word == NOT_RUN
 
 
 def test_alignment_is_read_from_the_last_rounds_measure():
@@ -633,7 +635,10 @@ def test_alignment_is_read_from_the_last_rounds_measure():
     run = outcome(cell, ending(50.0), measures={"alignment": {"layers": layers}})
     assert verdict(run, cell=cell, quantity="fc1_local", of=t).word == REPRODUCED
     assert verdict(run, cell=cell, quantity="fc1_next_global", of=t).word == NOT_REPRODUCED
-    assert verdict(run, cell=cell, quantity="fc2_local", of=t).word == STAND_IN_PARTIAL  # nobody looked
+    assert verdict(run, cell=cell, quantity="fc2_local", of=t).word == f"{SOMETHING_ELSE}, {PARTIAL}"
+    layers["fc2"] = {"local_mean": 0.5, "next_global": 0.5}
+    looked = verdict(run, cell=cell, quantity="fc2_local", of=t)
+    assert (looked.word, looked.difference) == (SOMETHING_ELSE, None)
     assert math.isclose(verdict(run, cell=cell, quantity="fc1_local", of=t).difference, 0.70 - 0.703)
 
 
@@ -647,6 +652,11 @@ def test_a_number_without_a_spread_has_that_of_the_same_number_elsewhere():
     assert paper.spread(without, "accuracy") == 1.15
     other = paper.tables["table8"].cell("E1", "fedavg")  # whose number stands in no other table
     assert paper.spread(other, "accuracy") is None
+    shorter, another = (paper.tables["table12"].cell(c, "lambda=1") for c in ("shard2", "lda0.1"))
+    assert shorter.published["accuracy"].value == 52.6  # table 1 has 52.61 of these runs
+    assert paper.spread(shorter, "accuracy") == 1.00
+    assert another.published["accuracy"].value == 54.9  # and of these 54.42
+    assert paper.spread(another, "accuracy") is None
 
 
 def test_a_stand_in_that_is_under_way_says_nothing_of_the_cell():
@@ -654,9 +664,10 @@ def test_a_stand_in_that_is_under_way_says_nothing_of_the_cell():
     cell = of.cell("64/lda0.1", "fedalign")
     lenet = paper.variant("lenet")
     run, base = (outcome(c, [20.0], variant=lenet) for c in (cell, of.cell("64/lda0.1", "fedavg")))
-    assert best(paper, of, cell, Results([run])) == NOT_RUN
+    assert best(paper, of, cell, Results([run])) == STAND_IN_ALONE
+    assert best(paper, of, cell, Results()) == NOT_RUN
     v = verdict(run, cell=cell, of=of, variant=lenet)
-    assert (v.word, v.difference) == (STAND_IN_PARTIAL, None)
+    assert (v.word, v.difference) == (f"{STAND_IN}, {PARTIAL}", None)
     assert v.measured.summary.mean == pytest.approx(20.0)
     assert gain(of, cell, Results([run, base]), lenet).measured.mean == pytest.approx(0.0)  # which compares
 

@@ -12,11 +12,11 @@ from fedrecall.cli.app import out
 from fedrecall.papers import PAPERS, Cell, Paper, Table, load_paper, table
 from fedrecall.papers.paper import Variant
 from fedrecall.papers.results import Outcome, Results, committed
-from fedrecall.papers.verdicts import NOT_RUN, PARTIAL, STAND_IN, best, guests, judge, tried
+from fedrecall.papers.verdicts import NOT_RUN, PARTIAL, STAND_IN_ALONE, best, guests, judge, tried
 
 RUNS, RESULTS = Path("runs/reproduction"), "results"
 """Where `reproduce` keeps run folders, and within it their results."""
-FINISHED, STAND_IN_ALONE = "finished", f"run with {STAND_IN} alone"
+FINISHED = "finished"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -64,9 +64,7 @@ def _states(paper: Paper, t: Table, found: Results) -> list[str]:
 def _state(paper: Paper, t: Table, cell: Cell, found: Results) -> str:
     """How far a cell is, as the page of results counts it."""
     word = best(paper, t, cell, found)
-    if word != NOT_RUN:
-        return PARTIAL if word == PARTIAL else FINISHED
-    return STAND_IN_ALONE if any(v.stand_in for v in tried(paper, cell, found)) else NOT_RUN
+    return word if word in (PARTIAL, STAND_IN_ALONE, NOT_RUN) else FINISHED
 
 
 def which(t: Table, cells: Sequence[Cell]) -> str:

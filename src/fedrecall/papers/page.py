@@ -21,7 +21,9 @@ from fedrecall.papers.verdicts import (
     NOT_RUN,
     PARTIAL,
     REPRODUCED,
+    SOMETHING_ELSE,
     SPREADS,
+    STAND_IN_ALONE,
     UNKNOWN_STD,
     WITH_SWITCH,
     Verdict,
@@ -111,6 +113,8 @@ besides its own run: the baseline's, or a measure. A method with the name of a *
 it was run with another reading of what its paper leaves open (`--switch`), said above the tables (of a cell
 that was run with switches alone, the row without is left out);
 with a **stand-in** it was run in a cheaper setup, of which only the gains compare, so no difference is given.
+A number **{SOMETHING_ELSE}** is that of another layer than the paper's, and compares with nothing.
+Runs of a cell in several precisions are not averaged: each precision has its row.
 Gains are paired: the same seeds, partition and clients for both methods.
 Methods below a table's own, without published numbers, are none of the paper's: any algorithm can be named
 as a method (`--methods fedavg,fedntd,mine.py:Mine`), and is played in the same setup.
@@ -305,26 +309,27 @@ def _rounds(paper: Paper, cells: Iterable[Cell], results: Results) -> int:
     """Of all runs of these cells, with whatever switch."""
     setups = [c.config(variant=v) for c in cells for v in (None, *tried(paper, c, results))]
     distinct = {identity(config): config for config in setups}.values()
-    return sum(run.done for config in distinct for run in results.of(config).values())
+    each = ((config, precision) for config in distinct for precision in results.precisions(config))
+    return sum(run.done for config, precision in each for run in results.of(config, precision).values())
 
 
 def _overview(results: Results) -> str:
     rows = []
+    states = (REPRODUCED, WITH_SWITCH, NOT_REPRODUCED, "", PARTIAL, STAND_IN_ALONE, NOT_RUN)
     reproduced: dict[object, Verdict] = {}
     cells = 0
     for name in PAPERS:
         paper = load_paper(name)
         for t in paper.tables.values():
             words = [best(paper, t, c, results) for c in t.cells]
-            counts = [words.count(w) for w in (REPRODUCED, WITH_SWITCH, NOT_REPRODUCED, "", PARTIAL, NOT_RUN)]
+            counts = [words.count(word) for word in states]
             rows.append([f"{name}/{t.name}", t.title, len(words), *counts])
             for cell, word in zip(t.cells, words, strict=True):
                 if word in (REPRODUCED, WITH_SWITCH) and (found := closest(paper, t, cell, results)):
                     cells += 1
                     said = cell.failed or cell.published[t.quantities[0]].value
                     reproduced.setdefault((identity(cell.config()), said), found[1])
-    head = ["table", "what it is", "cells"]
-    head += [REPRODUCED, WITH_SWITCH, NOT_REPRODUCED, "nothing to compare", PARTIAL, NOT_RUN]
+    head = ["table", "what it is", "cells", *(word or "nothing to compare" for word in states)]
     parts = ["## Where it stands\n\nBy each table's first quantity.\n", grid(head, rows)]
     if reproduced:
         seeds = [v.measured.summary.n if v.measured else v.failed for v in reproduced.values()]
@@ -450,8 +455,16 @@ def _table(
 
 
 def measured_rows(paper: Paper, table: Table, cell: Cell, results: Results) -> list[list[str]]:
-    """What `MEASURED` names of a cell, as text: in the paper's setup, then with each switch tried."""
-    return [_row(paper, table, cell, results, v) for v in (None, *tried(paper, cell, results))]
+    """What `MEASURED` names of a cell, as text: in the paper's setup, then with each switch tried.
+
+    A setup that was run in several precisions has a row for each.
+    """
+    rows = []
+    for variant in (None, *tried(paper, cell, results)):
+        others = results.precisions(cell.config(variant=variant))[1:]
+        of_each = (results, *(results.only(precision) for precision in others))
+        rows += [_row(paper, table, cell, found, variant) for found in of_each]
+    return rows
 
 
 def listed(head: Sequence[str], cells: Iterable[Sequence[Sequence[str]]]) -> str:

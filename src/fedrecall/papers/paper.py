@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -258,24 +259,26 @@ class Paper:
     def spread(self, cell: Cell, quantity: str) -> float | None:
         """The published standard deviation, or what another table gives the same number of the same runs.
 
-        None of 0.00: several trainings that end alike to all digits are a slip.
+        The same, that is, to the digits that it has here. None of 0.00: several trainings that end alike to
+        all digits are a slip.
         """
         published = cell.published.get(quantity)
         if published is None or published.value is None:
             return None
         if published.std is not None:
             return published.std or None
-        return self._spreads.get((identity(cell.config()), quantity, published.value))
+        digits = len(repr(float(published.value)).partition(".")[2])
+        elsewhere = self._spreads.get((identity(cell.config()), quantity), {})
+        return next((std for v, std in elsewhere.items() if round(v, digits) == published.value), None)
 
     @cached_property
-    def _spreads(self) -> dict[tuple[str, str, float], float]:
-        return {
-            (identity(c.config()), q, p.value): p.std
-            for t in self.tables.values()
-            for c in t.cells
-            for q, p in c.published.items()
-            if p.value is not None and p.std
-        }
+    def _spreads(self) -> dict[tuple[str, str], dict[float, float]]:
+        found: dict[tuple[str, str], dict[float, float]] = defaultdict(dict)
+        for c in (c for t in self.tables.values() for c in t.cells):
+            for q, p in c.published.items():
+                if p.value is not None and p.std:
+                    found[identity(c.config()), q][p.value] = p.std
+        return found
 
     def variant(self, name: str) -> Variant:
         """A variant by its name, or several by their names with a + between."""

@@ -238,28 +238,41 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+class LeftOut(NamedTuple):
+    """Why runs were not made, in sentences."""
+
+    data: list[str]
+    """Of data sets that could not be had, each once."""
+    runs: list[str]
+    """Of runs that were refused, or broke off for another reason than that they diverged."""
+
+
 def carry_out(
     plans: Sequence[Plan],
     results: Path,
     say: Say,
     shown: Callable[[Plan], Sink],
     data_root: Path | None = None,
-) -> list[str]:
+) -> LeftOut:
     """Make the runs; returns why some could not be made. What is done is saved at every moment.
 
     None is made on other data than the paper's: a part of them, say, under their name. ``shown``: who shows
     how a run goes.
     """
-    left_out: list[str] = []
+    left_out = LeftOut([], [])
     pace = Pace(say, plans)
     loaded: dict[str, Dataset | None] = {}
     for stack in stacks(plans):
-        dataset = _load(stack[0], loaded, left_out, data_root)
+        dataset = _load(stack[0], loaded, left_out.data, data_root)
         if dataset is None:
             pace.over(stack)
             continue
-        say(", ".join(p.label for p in stack) + f": {stack[0].folder.parent.name}; {pace.text()}")
-        _run(stack, dataset, results, pace, shown, say)
+        labels = ", ".join(p.label for p in stack)
+        say(f"{labels}: {stack[0].folder.parent.name}; {pace.text()}")
+        try:
+            _run(stack, dataset, results, pace, shown, say)
+        except UserError as error:  # of this setup: others may be fine
+            left_out.runs.append(f"{labels}: {error}")
         pace.over(stack)
     return left_out
 

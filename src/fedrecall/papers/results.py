@@ -382,6 +382,16 @@ class Results:
             precision = max(held, key=covered)
         return dict(sorted(held.get(precision or "", {}).items()))
 
+    def precisions(self, config: Config) -> list[str]:
+        """In which this config was run, that of most rounds first."""
+        first = {run.config.precision for run in self.of(config).values()}
+        held = self._by_identity.get(identity(config), {})
+        return sorted(held, key=lambda p: (p not in first, PRECISIONS.index(p)))
+
+    def only(self, precision: str) -> Results:
+        """Those in one precision."""
+        return Results(run for run in self if run.config.precision == precision)
+
     def about(self, config: Config) -> list[Outcome]:
         """The runs on this data set with this algorithm, in whatever setup."""
         return [run for i in sorted(self._by_subject.get(_subject(config), ())) for run in self._runs(i)]

@@ -29,8 +29,10 @@ ROUNDING = 1e-9
 
 NOT_RUN, PARTIAL, REPRODUCED, NOT_REPRODUCED = "not run", "unfinished", "reproduced", "not reproduced"
 WITH_SWITCH = "reproduced with a switch"
-STAND_IN = "a stand-in"
-STAND_IN_PARTIAL = f"{STAND_IN}, {PARTIAL}"
+STAND_IN, STAND_IN_ALONE = "a stand-in", "run with a stand-in alone"
+SOMETHING_ELSE = "of something else"
+"""A number that the run has under this name, but not of what the paper has it of: another layer, say."""
+INCOMPARABLE = tuple(word for kind in (STAND_IN, SOMETHING_ELSE) for word in (kind, f"{kind}, {PARTIAL}"))
 
 
 class Measured(NamedTuple):
@@ -75,10 +77,10 @@ class Verdict(NamedTuple):
 
     @property
     def difference(self) -> float | None:
-        """Measured minus published, after all rounds or not; None of a stand-in, whose level is another."""
+        """Measured minus published, after all rounds or not; None where levels do not compare."""
         if self.published is None or self.measured is None or not self.word:
             return None
-        if self.word in (STAND_IN, STAND_IN_PARTIAL):
+        if self.word in INCOMPARABLE:
             return None
         if not (math.isfinite(self.published) and math.isfinite(self.measured.summary.mean)):
             return None
@@ -146,9 +148,10 @@ def judge(
     if quantity == "accuracy" and any(_as_failures(run, rounds) for run in runs):
         return said("" if value is None else NOT_REPRODUCED)
     if begun is None:
-        return said(NOT_RUN)
-    if quantity in table.of_something_else or (variant is not None and variant.stand_in):
-        return said(STAND_IN if measured and measured.complete else STAND_IN_PARTIAL)
+        return said("" if failed else NOT_RUN)
+    other = SOMETHING_ELSE if quantity in table.of_something_else else None
+    if kind := STAND_IN if variant is not None and variant.stand_in else other:
+        return said(kind if measured and measured.complete else f"{kind}, {PARTIAL}")
     if measured is None or not measured.complete:  # or it lacks what the number needs besides
         return said(PARTIAL)
     if value is None:
@@ -310,7 +313,10 @@ def best(paper: Paper, table: Table, cell: Cell, results: Results) -> str:
     found = [verdict.word for _, verdict in readings(paper, table, cell, results)]
     if found[0] != REPRODUCED and REPRODUCED in found:
         return WITH_SWITCH
-    return next((w for w in (REPRODUCED, NOT_REPRODUCED, PARTIAL) if w in found), found[0])
+    word = next((w for w in (REPRODUCED, NOT_REPRODUCED, PARTIAL) if w in found), found[0])
+    if word == NOT_RUN and any(v.stand_in for v in tried(paper, cell, results)):
+        return STAND_IN_ALONE
+    return word
 
 
 def closest(

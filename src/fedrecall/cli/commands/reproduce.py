@@ -18,7 +18,16 @@ from fedrecall.errors import UserError
 from fedrecall.papers import Cell, Paper, Table, load_paper, table
 from fedrecall.papers.paper import Variant
 from fedrecall.papers.quantities import NEVER, QUANTITIES
-from fedrecall.papers.reproduction import DRAWN, Plan, adopt, carry_out, check_code, folder_of, plan
+from fedrecall.papers.reproduction import (
+    DRAWN,
+    LeftOut,
+    Plan,
+    adopt,
+    carry_out,
+    check_code,
+    folder_of,
+    plan,
+)
 from fedrecall.papers.results import Results, codes, committed, of_run, path_of
 from fedrecall.papers.verdicts import (
     NOT_RUN,
@@ -142,7 +151,7 @@ def reproduce_command(
         say("nothing is missing: all of it has been run.")
     for kept in (r for c in cells for r in known.of(c.config(variant=variant)).values() if r.failed):
         say(f"a run failed ({kept.failed}); to try it again, delete {path_of(kept.config, results)}")
-    left_out: list[str] = []
+    left_out = LeftOut([], [])
     try:
         if plans:
             say(_extent(plans))
@@ -150,12 +159,14 @@ def reproduce_command(
             left_out = carry_out(plans, results, say, lambda _: progress.shown(display), data_root)
     finally:
         _compare(chosen, cells, results, own, variant)
-    for reason in left_out:
+    for reason in (*left_out.data, *left_out.runs):
         say(f"left out: {reason}")
-    if left_out and len(left_out) == len({str(p.config.dataset) for p in plans}):
+    if left_out.data and len(left_out.data) == len({str(p.config.dataset) for p in plans}):
         raise UserError("no data set that this needs could be had.")
     if chosen.figure is not None and seeds:
         _draw(chosen, cells, out_, variant, {"precision": precision}, data_root)
+    if left_out.runs:
+        raise UserError("not all runs could be made: what was left out says why.")
 
 
 def _extent(plans: Sequence[Plan]) -> str:
