@@ -8,7 +8,7 @@ As in active federated learning (Goetz et al., 2019), by each client's loss when
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class Server(NamedTuple):
     """What the server keeps."""
 
     weights: Weights
-    losses: Tensor  # [N], on the CPU, 0 of whom it never met; [0] before the first round
+    losses: Tensor  # [N], on the CPU, -1 of whom it never met; [0] before the first round
 
 
 class Up(NamedTuple):
@@ -36,6 +36,7 @@ class Up(NamedTuple):
 class FedHard(FedAvg):
     """FedAvg among clients that are drawn by the global model's loss on their data."""
 
+    every_link: ClassVar[bool] = True  # in chains, too, all losses arrive
     power: Annotated[float, NON_NEGATIVE] = 1.0
     """A client is drawn with its loss to this power; whom nobody has met counts like the worst one known."""
 
@@ -47,8 +48,9 @@ class FedHard(FedAvg):
         """Different clients; at random in the first round."""
         if not len(server.losses):
             return None
-        losses = torch.where(server.losses > 0, server.losses, server.losses.max())
-        return torch.multinomial(losses.clamp_min(1e-6) ** self.power, count).tolist()
+        losses = torch.where(server.losses < 0, server.losses.max(), server.losses).double()
+        shares = (losses.clamp_min(1e-6) / losses.max().clamp_min(1e-6)) ** self.power
+        return torch.multinomial(shares.clamp_min(1e-300), count).tolist()
 
     def finish(self, model, weights: Weights, anchor, memory, data, sgd) -> tuple[Up, NamedTuple]:
         """The trained model, and how the one that arrived did."""
@@ -57,7 +59,7 @@ class FedHard(FedAvg):
 
     def aggregate(self, server: Server, ups: Up, cohort) -> Server:
         """The mean of the models, and what was learnt of those who took part."""
-        losses = server.losses.new_zeros(cohort.population)
+        losses = server.losses.new_full((cohort.population,), -1.0)
         losses[: len(server.losses)] = server.losses
         losses[list(cohort.clients)] = ups.loss.cpu()
         return Server(cohort.mean(ups.weights), losses)

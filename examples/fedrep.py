@@ -5,14 +5,21 @@
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fedper import FedPer
 from torch import Tensor, where
 
-from fedrecall import Batch
+from fedrecall import Batch, Weights
 from fedrecall.models.model import Params
 from fedrecall.specs import Range
+
+
+class Anchor(NamedTuple):
+    """What a client holds on to while it trains."""
+
+    weights: Weights
+    decay: Tensor
 
 
 @dataclass(frozen=True)
@@ -27,14 +34,22 @@ class FedRep(FedPer):
         own = batch.progress < self.first
         return {n: own if n.startswith(self.keep) else ~own for n in params}
 
-    def loss(self, model, params: Params, anchor, batch: Batch) -> Tensor:
-        """Of parameters whose turn it is not the gradient is zero, so that no momentum is gathered."""
-        turns = self.turns(params, batch)
-        return super().loss(
-            model, {n: where(turns[n], p, p.detach()) for n, p in params.items()}, anchor, batch
-        )
+    def prepare(self, model, down, memory, data) -> Anchor:
+        """The model that arrived, and the weight decay."""
+        some = next(iter(down.weights.params.values()))
+        return Anchor(down.weights, some.new_tensor(data.sgd.weight_decay))
 
-    def settle(self, params: Params, before: Params, anchor, batch: Batch) -> Params:
-        """And neither weight decay moves them."""
+    def loss(self, model, params: Params, anchor: Anchor, batch: Batch) -> Tensor:
+        """Parameters whose turn it is not have the gradient that weight decay takes away again.
+
+        So that no momentum is gathered.
+        """
+        turns = self.turns(params, batch)
+        at_rest = sum(where(turns[n], p.detach(), p).square().sum() for n, p in params.items())
+        active = {n: where(turns[n], p, p.detach()) for n, p in params.items()}
+        return super().loss(model, active, anchor, batch) - anchor.decay / 2 * (at_rest - at_rest.detach())
+
+    def settle(self, params: Params, before: Params, anchor: Anchor, batch: Batch) -> Params:
+        """And stay just as they were."""
         turns = self.turns(params, batch)
         return {n: where(turns[n], p, before[n]) for n, p in params.items()}

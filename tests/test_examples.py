@@ -1,5 +1,6 @@
 """The examples that the documentation shows run as they stand."""
 
+import contextlib
 import json
 import math
 import re
@@ -224,11 +225,23 @@ def test_a_server_that_invites_whom_it_does_badly_by(tmp_path):
     # By hand: who came in the first round, as anybody might have, and how the first model did there.
     first = rounds.sample(10, 2, 1, 1)
     losses = [evaluate(begun.model, begun.model.initial(), begun.federation.client(k)).loss for k in first]
-    expected = torch.zeros(10).index_put((torch.tensor(first),), torch.tensor(losses, dtype=torch.float32))
+    expected = -torch.ones(10).index_put((torch.tensor(first),), -torch.tensor(losses, dtype=torch.float32))
     torch.testing.assert_close(experiment.server.losses, expected)
     # The worst, and whom it never met, come; the others next to never.
-    known = experiment.server._replace(losses=torch.tensor([1.0, 0.0, 3.0, 2.0]))
-    assert {frozenset(experiment.algorithm.invite(known, 4, 2, n)) for n in range(20)} == {frozenset({1, 2})}
+
+    def invited(*losses):
+        known = experiment.server._replace(losses=torch.tensor(losses))
+        return {frozenset(experiment.algorithm.invite(known, 4, 2, n)) for n in range(20)}
+
+    assert invited(1.0, -1.0, 3.0, 2.0) == {frozenset({1, 2})}
+    assert invited(0.0, 2.5, 2.0, 0.0) == {frozenset({1, 2})}  # two that it knows all of
+    assert len(invited(0.1, 0.1, 0.1, 0.1)) > 1  # however small
+    assert len(invited(0.0, 0.0, 0.0, 0.0)) > 1
+    assert len(invited(60.0, 60.0, 60.0, 60.0)) > 1
+    chained = tmp_path / "chained"
+    run = fedrecall.run(chained, algorithm=hard, rounds=1, **how | {"sample": 4, "chains": 2})
+    with contextlib.closing(Experiment(run.config, chained, resume=True)) as found:
+        assert (found.server.losses >= 0).sum() == 4
     resumed = fedrecall.run(tmp_path / "run", algorithm=hard, rounds=6, resume=True, **how)
     assert [r["chains"] for r in resumed.history] == [r["chains"] for r in whole.history]
     assert all(torch.equal(p, resumed.weights.params[n]) for n, p in whole.weights.params.items())
@@ -298,12 +311,12 @@ def test_layers_that_are_trained_in_turn(backend):
         turn = math.ceil(0.4 * len(batches))
         for part, own in ((batches[:turn], True), (batches[turn:], False)):
             moved = [p.requires_grad_(n.startswith("fc2.") == own) for n, p in params.items()]
-            sgd = torch.optim.SGD([p for p in moved if p.requires_grad], 0.01, 0.9)
+            sgd = torch.optim.SGD([p for p in moved if p.requires_grad], 0.01, 0.9, weight_decay=0.02)
             for batch in part:
                 step(sgd, module, params, batch)
 
     in_turn = f"{EXAMPLES / 'fedrep.py'}:FedRep:first=0.4"
-    settings = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.0}  # without decay rest is rest
+    settings = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.02}
     found, expected = trained_by_hand(in_turn, backend, take, **settings)
     shared = [n for n in expected if not n.startswith("fc2.")]
     assert shared

@@ -44,15 +44,14 @@ MEAN = {
     "fedssd",
     "calibrated",
 }
-PROTECTED = MEAN | {"feddyn"}
-SECURE = PROTECTED | {"scaffold", "fedcurv", "fedtrio", "fedseq", "cwc"}
+SECURE = MEAN | {"feddyn", "scaffold", "fedcurv", "fedtrio", "fedseq", "cwc"}
 OTHERS = [n for n in ALGORITHMS if n != "private"]
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_qualifies_is_what_the_documentation_says(name):
     algorithm = ALGORITHMS.make(name)
-    assert (protectable(algorithm) is None) == (name in PROTECTED)
+    assert (protectable(algorithm) is None) == (name in MEAN)
     assert sums(algorithm) == (name in SECURE)
     assert sums(algorithm, equal=False) == (name in MEAN | {"fedseq", "cwc"})
 
@@ -237,14 +236,21 @@ def test_the_server_adds_up_shortened_updates_and_divides_by_all_it_asked():
     assert algorithm.report(after) == {}  # without noise there is no epsilon
 
 
-def test_feddyn_is_told_the_mean_as_if_all_had_sent_it():
-    alpha, n, m = 0.1, 50, 3
-    algorithm = ALGORITHMS.make({"name": "private", "of": "feddyn", "clip": 100, "noise": 0})
-    server = server_of(algorithm, [1.0, 2.0])
+def test_what_the_server_must_know_as_clients_remember_it_is_not_protected():
+    """FedDyn's correction is the mean of its clients' gradients; of shortened updates it would be another."""
+    with pytest.raises(UserError, match="private cannot protect feddyn: FedDyn keeps at the server what"):
+        ALGORITHMS.make("private:feddyn")
+
+
+def test_an_algorithm_is_told_the_mean_as_if_all_had_sent_it():
+    algorithm = ALGORITHMS.make({"name": "private", "of": "fedavgm:beta=0.5", "clip": 100, "noise": 0})
+    server, m = server_of(algorithm, [1.0, 2.0]), 3
     rows = np.array([[2.0, 2.0], [0.0, 1.0], [3.0, 5.0]])
-    after = algorithm.aggregate(server, ups_of(rows.tolist()), cohort(m, m, n))
-    h = -alpha / n * (rows - [1.0, 2.0]).sum(0)
-    np.testing.assert_allclose(after.weights.params["w"].numpy(), rows.mean(0) - h / alpha, rtol=1e-12)
+    after = algorithm.aggregate(server, ups_of(rows.tolist()), cohort(m, m, 50))
+    np.testing.assert_allclose(after.weights.params["w"].numpy(), rows.mean(0), rtol=1e-12)
+    again = algorithm.aggregate(after, ups_of(rows.tolist()), cohort(m, m, 50))  # moves it no further
+    expected = rows.mean(0) + 0.5 * (rows.mean(0) - [1.0, 2.0])
+    np.testing.assert_allclose(again.weights.params["w"].numpy(), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("secret", [False, True])
@@ -307,11 +313,11 @@ def test_epsilon_falls_with_noise_and_sampling_and_rises_with_rounds():
 def test_drawing_clients_hides_nothing_where_clients_remember():
     """What such a client sends tells when it took part before, and so who else did not."""
     found = {}
-    for name in ("fedavg", "moon", "feddyn"):
+    for name in ("fedavg", "moon"):
         run = experiment({"name": "private", "of": name, "noise": 4.0}, rounds=2)
         found[name] = run.run().history[-1]["epsilon"]
     assert found["fedavg"] == epsilon(4.0, 6, 3, 2, 1e-5)
-    assert found["moon"] == found["feddyn"] == epsilon(4.0, 6, 6, 2, 1e-5) > found["fedavg"]
+    assert found["moon"] == epsilon(4.0, 6, 6, 2, 1e-5) > found["fedavg"]
 
 
 def test_secret_runs_draw_their_clients_where_nobody_can_follow():
@@ -467,10 +473,9 @@ def moved_by(name: str) -> float:
 
 
 @pytest.mark.no_cover  # others cover it, and in a long loop that is what takes longest
-@pytest.mark.parametrize("name", sorted(PROTECTED))
+@pytest.mark.parametrize("name", sorted(MEAN))
 def test_replacing_one_clients_data_moves_the_sum_by_at_most_two_clips(name, monkeypatch):
-    # FedDyn's server adds its correction to the mean, which doubles what clients moved together.
-    bound = 2 * CLIP * (2 if name == "feddyn" else 1)
+    bound = 2 * CLIP
     moved = moved_by(name)
     assert 0.1 * bound < moved <= bound * (1 + 1e-9)
     monkeypatch.setattr(Dataset, "fixed", lambda dataset, mapped: dataset)
@@ -694,6 +699,48 @@ class Telling(FedAvg):
 
     def report(self, server):
         return {"aggregated": float(server.rounds)}
+
+
+@dataclass(frozen=True)
+class Seeing(FedAvg):
+    """Notes the generator that its hooks draw from."""
+
+    secret: bool = True
+    seen: ClassVar[list[torch.Tensor]] = []
+
+    def finish(self, model, weights, anchor, memory, data, sgd):
+        self.seen.append(torch.get_rng_state())
+        return super().finish(model, weights, anchor, memory, data, sgd)
+
+    def aggregate(self, server, ups, cohort):
+        self.seen.append(torch.get_rng_state())
+        return super().aggregate(server, ups, cohort)
+
+
+def seeded_words(state: torch.Tensor) -> bool:
+    """Whether the words of a Mersenne twister's state follow from 32 bits, as the seeding of one has it."""
+    words = state[24 : 24 + 8 * 624].view(torch.int64).tolist()
+    made = [(1812433253 * (w ^ (w >> 30)) + i) % 2**32 for i, w in enumerate(words[:-1], start=1)]
+    return made == words[1:]
+
+
+@pytest.mark.parametrize("secret", [True, False])
+def test_what_protects_is_drawn_from_more_than_the_bits_of_a_seed(secret):
+    run = experiment({"name": f"{__file__}:Seeing", "secret": secret}, backend="serial", rounds=2)
+    found = type(run.algorithm).seen
+    found.clear()
+    before = torch.get_rng_state()
+    run.run()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(found) == 2 * (3 + 1)
+    assert all(seeded_words(state) != secret for state in found)
+    with torch.random.fork_rng():
+        drawn = []
+        for state in found:
+            torch.set_rng_state(state)
+            drawn.append(torch.rand(2000).numpy())
+    assert all(stats.kstest(d, "uniform").pvalue > 1e-4 for d in drawn)
+    assert len({d.tobytes() for d in drawn}) == len(drawn)
 
 
 def test_what_a_protected_algorithm_says_of_itself_holds():

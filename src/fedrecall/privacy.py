@@ -91,6 +91,8 @@ def protectable(algorithm: FedAvg) -> str | None:
         return f"{name} packs its uploads, which can only be shortened and averaged as they are"
     if wraps(algorithm):
         return f"{name} wraps what it sends, and updates are measured from the model as the server has it"
+    if algorithm.mirrors:
+        return f"{name} keeps at the server what its clients remember, from which noise would part it"
     up = _template(algorithm)
     if beyond := [field for field in up._fields if field != "weights"]:
         return f"{name} uploads {' and '.join(beyond)} beside the model, which have no bound"

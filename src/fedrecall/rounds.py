@@ -69,8 +69,7 @@ def drawn(
 
 def drawing(seed: int | None, round_number: int, hook: str, *place: int) -> AbstractContextManager[None]:
     """What a hook of the server's may draw from torch's own streams; without a seed nobody can tell what."""
-    known = secrets.randbits(63) if seed is None else seed
-    return streams.seeded(known, "hooks", round_number, hook, *place)
+    return streams.seeded(seed, "hooks", round_number, hook, *place)
 
 
 T = TypeVar("T")

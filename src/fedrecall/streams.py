@@ -7,6 +7,7 @@ part cannot change it.
 
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,20 +36,40 @@ def numpy_stream(seed: int, *path: int | str) -> np.random.Generator:
 
 
 @contextmanager
-def seeded(seed: int, *path: int | str) -> Iterator[None]:
+def seeded(seed: int | None, *path: int | str) -> Iterator[None]:
     """Let what draws from torch's own streams inside draw this path's numbers, on the device that it uses.
 
-    Users' code does: noise in `finish`, a mixture of examples in `loss`. On a CPU the stream is as it was
-    afterwards; of a GPU's own nobody else draws here.
+    Without a seed they are numbers that nobody can tell. Users' code draws: noise in `finish`, a mixture of
+    examples in `loss`. On a CPU the stream is as it was afterwards; of a GPU's own nobody else draws here.
     """
-    kept, drawn = torch.get_rng_state(), key(seed, *path)
-    torch.default_generator.manual_seed(drawn)
+    kept = torch.get_rng_state()
+    drawn = secrets.randbits(63) if seed is None else key(seed, *path)
+    if seed is None:
+        torch.set_rng_state(_secret_state())
+    else:
+        torch.default_generator.manual_seed(drawn)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(drawn)
+        torch.cuda.manual_seed_all(drawn)  # which takes all bits, as a CPU's generator does not
     try:
         yield
     finally:
         torch.set_rng_state(kept)
+
+
+def _secret_state() -> Tensor:
+    """A state of torch's CPU generator of which every word is the operating system's.
+
+    It is a Mersenne twister: what it can be seeded with are 32 bits, which can all be tried.
+    """
+    state = torch.Generator().manual_seed(0).get_state()  # that new words are made before the first is drawn
+    words = np.frombuffer(os.urandom(4 * _WORDS), dtype=np.uint32).astype(np.int64)
+    state[_HEAD : _HEAD + 8 * _WORDS].view(torch.int64).copy_(torch.from_numpy(words))
+    return state
+
+
+_WORDS = 624
+_HEAD = 24
+"""Bytes before them in a generator's state: its seed, two flags and a place."""
 
 
 def secret_uniforms(count: int) -> Tensor:

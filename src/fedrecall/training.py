@@ -1,7 +1,6 @@
 """Local training: what one client does between receiving and sending. The only loop over batches."""
 
 import math
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -94,7 +93,7 @@ class Begun(NamedTuple):
     state: State
     draws: Draws
     since: float
-    chance: int
+    chance: int | None
     """What the hooks' draws from torch's own streams are seeded with, so that they are repeatable."""
     structure: Structure
     """The network's buffers that are not saved, as they were before the first step."""
@@ -162,13 +161,13 @@ def begin(
     return Begun(client, data, memory, sgd, anchor, state, draws, since, chance, model.structure())
 
 
-def hooks_chance(algorithm: FedAvg, seed: int, round_number: int, client: int) -> int:
-    """What a client's hooks draw in a visit follows from this."""
+def hooks_chance(algorithm: FedAvg, seed: int, round_number: int, client: int) -> int | None:
+    """What a client's hooks draw in a visit follows from this; None: from nothing that anybody knows."""
     # Whoever knows the seed could take noise that protects somebody off again.
-    return secrets.randbits(63) if algorithm.secret else streams.key(seed, "hooks", round_number, client)
+    return None if algorithm.secret else streams.key(seed, "hooks", round_number, client)
 
 
-def first_memory(algorithm: FedAvg, down: Any, chance: int) -> Any:
+def first_memory(algorithm: FedAvg, down: Any, chance: int | None) -> Any:
     """What a client has in mind at its first visit."""
     with contracts.untouched(down, "remember", "what arrives"), streams.seeded(chance, "remember"):
         return trees.without_graph(algorithm.remember(down.weights))

@@ -129,6 +129,23 @@ def test_is_the_local_objective_of_chains(case: Case):
     assert [list(map(len, r["chains"])) for r in result.history] == [[3, 2], [3, 2]]
     assert trees.finite(run.server)
     assert all(not r["failures"] for r in result.history)
+    # A link is what its client makes alone of what the one before passes on.
+    one, two = second_round(case), second_round(case)
+    down = two.algorithm.broadcast(two.model, two.server, two.federation.auxiliary)
+    for found in play(one, [0, 1, 2], 1, number=2).visits:
+        alone = visit(
+            two.algorithm,
+            two.model,
+            two.config.training,
+            two.federation.client(found.client),
+            down,
+            two.memories.get(found.client),
+            seed=two.config.seed,
+            round_number=2,
+            client=found.client,
+        )
+        assert_same(found.up, alone.up, what=f"client {found.client}'s upload")
+        down = two.algorithm.relay(down, alone.up)
 
 
 def moment(run: Any, client: int = 0) -> tuple[Any, Any, Any, Batch]:

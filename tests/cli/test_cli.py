@@ -785,7 +785,7 @@ def test_show_has_the_equation_of_every_algorithm_that_has_one(name, call):
     ("name", "noise", "summing"),
     [
         ("fedntd", "yes, with private", "by examples or with equal weights"),
-        ("feddyn", "yes, with private", "with equal weights"),
+        ("feddyn", "no: FedDyn keeps at the server what its clients remember", "with equal weights"),
         ("scaffold", "no: Scaffold uploads change beside the model", "with equal weights"),
         (
             "fedseq",

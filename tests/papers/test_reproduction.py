@@ -167,7 +167,7 @@ def test_an_algorithm_of_ones_own_is_played_in_the_papers_setup_beside_its_metho
 
 
 def test_what_has_settings_within_settings_is_listed_below_a_tables_methods(tmp_path):
-    of = {"name": "feddyn", "alpha": 0.05}
+    of = {"name": "moon", "mu": 0.05}
     private = {"name": "private", "of": of, "clip": 1.0, "noise": 0.5}
     cell = TABLE1.guest("cifar10/shard2", "what it is called", private)
     save(outcome(cell, [30.0, 40.0]), tmp_path)

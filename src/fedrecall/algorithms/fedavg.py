@@ -54,6 +54,8 @@ class FedAvg:
     """Whether `aggregate` is given every client's upload rather than each chain's last."""
     remembers_once: ClassVar[bool] = False
     """Whether what a client remembers of its first visit stays, even if the round is played again."""
+    mirrors: ClassVar[bool] = False
+    """Whether the server's state must agree with what clients remember, from which noise would part it."""
     protects: ClassVar[bool] = False
     """Whether it promises clients something that statistics of all their data would break."""
 

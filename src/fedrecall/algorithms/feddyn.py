@@ -1,7 +1,7 @@
 """FedDyn."""
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -45,6 +45,7 @@ class FedDyn(FedAvg):
     equal weights. Running statistics are averaged by numbers of examples, as in FedAvg.
     """
 
+    mirrors: ClassVar[bool] = True
     alpha: Annotated[float, POSITIVE] = 0.1
     """Strength of the regularisation."""
 
