@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import struct
 import sys
 import time
 import warnings
@@ -912,6 +913,12 @@ def test_partition_counts_and_names_who_holds_what(call, tmp_path, monkeypatch):
     sizes = {"oslo": 5, "rome": 9, "bern": 2}
     assert [len(p) for p in parts] == [sizes[name] for (name,) in meta["origins"]]
     assert (meta["seed"], meta["clients"], meta["partition"]) == (4, 3, {"name": "natural"})
+
+
+def test_a_picture_of_very_many_clients_is_one(tmp_path):
+    counts = np.eye(2, dtype=int).repeat(3000, axis=0)
+    path = draw_partition(counts, ("a", "b"), tmp_path / "p.png")
+    assert struct.unpack(">II", path.read_bytes()[16:24]) == (20_000, 250)
 
 
 def test_a_pictures_bubbles_have_the_areas_of_their_numbers(tmp_path, monkeypatch):

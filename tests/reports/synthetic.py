@@ -88,6 +88,16 @@ def write(
     return folder
 
 
+def changed(run, change):
+    """The run with its records as ``change`` leaves each."""
+    path = run / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        change(record)
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return records
+
+
 def of_nodes(folder, agreed, **settings):
     """The run folder of a federation's server: its data set has no name, its nodes agreed on this."""
     write(folder, **settings)

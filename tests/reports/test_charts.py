@@ -88,3 +88,25 @@ def test_every_quantity_is_its_own():
         *("accuracy", "forgetting", "consistency", "local average", "in-local", "out-local"),
         *("local train", "personalised", "weight divergence", "distribution distance"),
     ]
+
+
+def marked(row: str, group: int) -> int:
+    """How many cells of a row of a table a group's switch hides."""
+    return len(re.findall(rf'<t[dh][^>]* class="g{group}"', row))
+
+
+@pytest.mark.parametrize("own_x", [False, True])
+def test_a_switch_hides_whole_columns_of_a_charts_table(own_x):
+    x = np.array([1.0, 2.0, 3.0])
+    rows = [charts.Line(0, "a", x, x, x, {"seed 0": x}), charts.Line(1, "b", x[:2], x[:2])]
+    page = str(charts.lines("t", "", rows, identity="l", own_x=own_x))
+    head, *body = page[page.index("<table>") :].split("<tr>")[1:]
+    assert len(body) == 3
+    for group, columns in ((0, 3 + own_x), (1, 1 + own_x)):
+        assert [marked(row, group) for row in (head, *body)] == [columns] * 4
+
+
+def test_no_two_experiments_of_many_have_one_colour_and_dash_pattern():
+    assert len({charts.dash(g) for g in range(charts.DASHES)}) == charts.DASHES == 7
+    looks = [(g % charts.COLOURS, charts.dash(g)) for g in range(charts.COLOURS * charts.DASHES)]
+    assert len(set(looks)) == 42

@@ -114,6 +114,14 @@ def test_another_algorithm_partition_and_recipe(tmp_path):
         stage(run, round_number=7)
 
 
+def test_another_partition_is_dealt_by_the_global_seed_where_that_deals_it(tmp_path):
+    fedrecall.run(tmp_path / "run", rounds=1, global_seed=3, **SMALL)
+    run = Run(tmp_path / "run")
+    assert stage(run, partition="shards:2").federation.counts.tolist() == run.counts.tolist()
+    assert stage(run, partition="iid").federation.counts.min() > 0
+    assert len(stage(run, partition="classes:2").locals([0])) == 1
+
+
 def test_a_round_is_not_replayed_on_other_data(tmp_path):
     named = load(SMALL["dataset"])
     own = replace(named, name="own", train=Split(named.train.x, (named.train.y + 1) % 4))

@@ -9,8 +9,9 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from scipy import stats
-from tests.reports.synthetic import AGREED, MADE, accuracies, of_nodes, write
+from tests.reports.synthetic import AGREED, MADE, accuracies, changed, of_nodes, write
 
+import fedrecall
 from fedrecall.errors import UserError
 from fedrecall.reports import charts
 from fedrecall.reports.markup import Html, tag, text
@@ -156,6 +157,14 @@ def test_paired_comparison(page):
     assert table[1][4:] == ["3 / 0 / 0", "", "none: needs 6 pairs"]
 
 
+def test_a_difference_goes_where_its_experiment_is_switched_off(folder):
+    content = build(open_runs([folder]))
+    for key in ("accuracy", "forgetting"):
+        figure = content[content.index(f'<figure id="comparison-{key}"') :]
+        rows = figure[figure.index("<tbody>") : figure.index("</table>")].split("<tr")[1:]
+        assert [row.partition(">")[0] for row in rows] == [' class="g1"']
+
+
 def test_a_p_value_has_its_test_named(tmp_path):
     for seed in range(7):
         write(tmp_path / f"avg-{seed}", seed=seed, rounds=2)
@@ -273,6 +282,26 @@ def test_what_was_promised_is_beside_what_was_reached(tmp_path):
     header, *rows = Page(build(open_runs([tmp_path]))).tables["results-table"]
     assert header[-1] == "epsilon"
     assert sorted(row[-1] for row in rows) == ["4.50 at 1e-05", "none"]  # the weakest promise of the seeds
+
+
+def test_a_promise_is_shown_between_two_evaluations(tmp_path):
+    def tell(record):
+        if record["round"] == 4:
+            record |= {"epsilon": 2.5, "delta": 1e-5}
+        else:
+            del record["accuracy"]
+
+    changed(write(tmp_path / "run", played=5), tell)
+    header, row = Page(build(open_runs([tmp_path]))).tables["results-table"]
+    assert (header[-1], row[-1]) == ("epsilon", "2.50 at 1e-05")
+
+
+@pytest.mark.parametrize(
+    "told", [{"epsilon": 0.1}, {"epsilon": None, "delta": 1e-5}, {"epsilon": 0.1, "delta": "none"}], ids=str
+)
+def test_what_else_an_algorithm_calls_epsilon_is_no_promise(told, tmp_path):
+    changed(write(tmp_path / "run"), lambda record: record.update(told))
+    assert "epsilon" not in Page(build(open_runs([tmp_path]))).tables["results-table"][0]
 
 
 def test_damaged_records_are_not_taken_for_none(tmp_path):
@@ -475,3 +504,17 @@ def test_an_accuracy_of_a_part_of_the_nodes_is_not_of_the_whole_test_split(tmp_p
     page = build(open_runs([tmp_path / "run"]))
     assert "run was tested without client 2 in rounds 5 to 6." in page
     assert "On the whole test split" not in page
+
+
+def test_what_accuracy_is_of_is_said_where_clients_may_keep_layers(tmp_path):
+    settings = {"dataset": "synthetic:3,train=90,test=30", "model": "mlp:4", "clients": 3, "sample": 2}
+    fedrecall.run(tmp_path / "per", algorithm="examples/fedper.py:FedPer", rounds=1, **settings)
+    own = "examples/fedmean.py:FedMean"  # whose clients keep nothing
+    for name, algorithm in (("mean", own), ("avg", "fedavg"), ("scaffold", "scaffold")):
+        fedrecall.run(tmp_path / name, algorithm=algorithm, rounds=1, **settings)
+    said = "accuracy, loss and forgetting are of what travels"
+    page = build(open_runs([tmp_path]))
+    caption = next(part for part in page.split("</figcaption>") if "headline" in part)
+    assert f"Clients of fedper.py:FedPer may keep layers of their own: {said}" in caption
+    assert "--measure fairness,personal" in caption
+    assert said not in build(open_runs([tmp_path / name for name in ("mean", "avg", "scaffold")]))

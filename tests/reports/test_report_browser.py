@@ -87,13 +87,21 @@ def test_text_keeps_its_size_on_a_phone(browser):
     assert min(sizes) >= 12
 
 
+RAGGED = """[...document.querySelectorAll("tbody tr")].filter(row => {
+  const seen = r => [...r.cells].filter(c => getComputedStyle(c).display !== "none").length;
+  return getComputedStyle(row).display !== "none" && seen(row) !== seen(row.closest("table").rows[0]);
+}).length"""
+"""Rows that have other cells than there are headings."""
+
+
 def test_a_switch_hides_an_experiment_everywhere(browser):
-    everything = "[...document.querySelectorAll('figure:not(.g1) svg g.g1, tr.g1, figure.g1')]"
+    everything = "[...document.querySelectorAll('figure:not(.g1) svg g.g1, tr.g1, td.g1, figure.g1')]"
     shown = f"{everything}.filter(e => getComputedStyle(e).display !== 'none').length"
     before = browser.run(shown)
     assert before > 15
     browser.run("document.getElementById('t1').click()")
     assert browser.run(shown) == 0
+    assert browser.run(RAGGED) == 0
     assert browser.run("getComputedStyle(document.querySelector('#accuracy g.g0')).display") != "none"
     browser.run("document.getElementById('t1').click()")
     assert browser.run(shown) == before

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
-from tests.reports.synthetic import accuracies, write
+from tests.reports.synthetic import accuracies, changed, write
 from tests.reports.test_report import Page
 
 from fedrecall.errors import UserError
@@ -17,16 +17,6 @@ from fedrecall.measures.accuracy import credibility
 from fedrecall.reports.report import MOST_FEDERATIONS, build, default_targets, pairs
 from fedrecall.reports.runs import arrange, open_runs
 from fedrecall.reports.statistics import bootstrap_interval
-
-
-def changed(run, change):
-    """The run with its records as ``change`` leaves each."""
-    path = run / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    for record in records:
-        change(record)
-    path.write_text("".join(json.dumps(r) + "\n" for r in records))
-    return records
 
 
 def spread(values, scale=1.0, digits=2):
@@ -63,6 +53,7 @@ def test_results_are_of_the_last_round_and_of_each_runs_best(tmp_path):
         ([0.3, 0.1], [0.15, 0.2, 0.25, 0.3]),
         ([0.12, float("nan")], [0.05, 0.1]),
         ([0.03, 0.01], [0.03]),
+        ([15 / 360], [0.0416]),  # 0.0417 no run reached
         ([1.0], [0.7, 0.8, 0.9, 1.0]),
     ],
     ids=str,
@@ -148,6 +139,41 @@ def test_every_stage_of_the_local_models_has_its_own_chart(tmp_path):
         shown = found.column(f"{where.replace('_', '-')}-{stage}", "fedavg")
         assert shown == pytest.approx([10 * n + 1, 10 * n + 2])
     assert found.column("local-average", "fedavg") == [1.0, 2.0]
+
+
+def test_a_measure_is_of_the_seeds_that_have_it_and_their_number_is_said(tmp_path):
+    def forget(record):
+        del record["measures"]["divergence"]
+
+    for seed in (0, 1, 2):
+        run = write(tmp_path / f"avg-{seed}", seed=seed)
+        if seed == 1:
+            changed(run, forget)
+    write(tmp_path / "ntd", algorithm="fedntd")
+    changed(write(tmp_path / "prox", algorithm="fedprox"), forget)
+    content = build(open_runs([tmp_path]))
+    name = "measure-measures-divergence-weights"
+    found = Page(content)
+    assert found.column(name, "fedavg: mean") == [4.0] * 6
+    assert found.column(name, "fedntd") == [4.0] * 6
+    assert not [head for head in found.tables[name][0] if head.startswith("fedprox")]
+    figure = content[content.index(f'<figure id="{name}"') :]
+    said = re.search(r"<figcaption>.*?</figcaption>", figure)[0]
+    assert said.endswith("<p>fedavg: 2 of 3 seeds.</p></figcaption>")
+
+
+def test_a_measure_is_of_the_seeds_that_have_a_round_of_it_in_common(tmp_path):
+    for seed, played, every in ((0, 6, 3), (1, 6, 3), (2, 5, 5)):
+
+        def thin(record, every=every):
+            if record["round"] % every:
+                del record["measures"]["divergence"]
+
+        changed(write(tmp_path / str(seed), seed=seed, played=played), thin)
+    content = build(open_runs([tmp_path]))
+    name = "measure-measures-divergence-weights"
+    assert Page(content).column(name, "round") == [3.0, 6.0]
+    assert "fedavg: 2 of 3 seeds." in content
 
 
 def pixels(content, identity):
@@ -268,6 +294,60 @@ def test_runs_whose_data_are_noted_to_differ_are_not_compared(tmp_path):
     assert found == {"fedntd"}
 
 
+def dealing(run, clients):
+    """The run with these examples at its clients."""
+    path = run / "partition.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": clients}))
+    return run
+
+
+def not_compared(content):
+    """The page's sentences on what is not compared."""
+    return re.findall(r"<strong>Not compared: </strong>([^<]*)</p>", content)
+
+
+def test_runs_whose_clients_hold_other_examples_are_not_compared_and_it_is_said(tmp_path):
+    for seed in (0, 1):
+        dealing(write(tmp_path / f"avg-{seed}", seed=seed), [[seed], [5, 6]])
+        dealing(write(tmp_path / f"ntd-{seed}", seed=seed, algorithm="fedntd"), [[seed], [5, 6]])
+        dealing(write(tmp_path / f"ssd-{seed}", seed=seed, algorithm="fedssd"), [[seed], [6]])
+    runs = open_runs([tmp_path])
+    found = [(base.algorithm, g.algorithm) for base, _, g, _ in pairs(arrange(runs), None)]
+    assert found == [("fedavg", "fedntd")]
+    assert not_compared(build(runs)) == [
+        "fedssd (auxiliary_per_class=64) with fedavg (auxiliary_per_class=0): their clients hold other "
+        "examples."
+    ]
+    found = [(base.algorithm, g.algorithm) for base, _, g, _ in pairs(arrange(runs), "fedssd")]
+    assert found == []
+    assert not_compared(build(runs, baseline="fedssd")) == [
+        "fedavg (auxiliary_per_class=0), fedntd (auxiliary_per_class=0) with fedssd "
+        "(auxiliary_per_class=64): their clients hold other examples."
+    ]
+
+
+def test_runs_whose_clients_hold_the_same_are_compared_whatever_others_hold(tmp_path):
+    for name, algorithm, held in (("a", "fedavg", None), ("b", "fedssd", 64), ("c", "fedavg", 64)):
+        run = write(tmp_path / name, algorithm=algorithm, auxiliary_per_class=held)
+        dealing(run, [[1], [2]] if held else [[1], [2, 3]])
+    found = [(base.label, g.label) for base, _, g, _ in pairs(arrange(open_runs([tmp_path])), None)]
+    assert found == [("fedssd (auxiliary_per_class=64)", "fedavg (auxiliary_per_class=64)")]
+    found = [(base.label, g.label) for base, _, g, _ in pairs(arrange(open_runs([tmp_path])), "fedavg")]
+    assert found == [("fedavg (auxiliary_per_class=64)", "fedssd (auxiliary_per_class=64)")]
+
+
+def test_of_two_experiments_the_seeds_are_compared_whose_clients_hold_the_same(tmp_path):
+    for seed in (0, 1, 2):
+        dealing(write(tmp_path / f"avg-{seed}", seed=seed), [[seed], [5]])
+        other = [[seed], [5 if seed < 2 else 6]]
+        dealing(write(tmp_path / f"ntd-{seed}", seed=seed, algorithm="fedntd"), other)
+    runs = open_runs([tmp_path])
+    ((_, _, _, shared),) = pairs(arrange(runs), None)
+    assert [(a.seed, b.seed) for a, b in shared] == [(0, 0), (1, 1)]
+    said = "fedntd of seed 2 with fedavg: their clients hold other examples."
+    assert not_compared(build(runs)) == [said]
+
+
 def test_runs_without_a_round_in_common_have_no_difference(tmp_path):
     def early(record):
         if record["round"] > 2:
@@ -319,3 +399,34 @@ def test_what_made_a_run_is_there_and_what_all_share(tmp_path):
     assert "&quot;algorithm&quot;" in shared
     assert "&quot;seed&quot;" not in shared
     assert "&quot;training&quot;" not in shared
+
+
+def test_a_seed_without_a_round_in_common_with_the_others_is_left_out_and_it_is_said(tmp_path):
+    for seed, played, every in ((0, 12, 10), (1, 11, 10), (2, 5, 5), (3, 4, 3)):
+
+        def evaluate(record, every=every):
+            if record["round"] % every:
+                del record["accuracy"]
+
+        run = write(tmp_path / f"avg-{seed}", seed=seed, rounds=12, played=played, evaluate_every=every)
+        changed(run, evaluate)
+    write(tmp_path / "ntd", algorithm="fedntd", rounds=12)
+    content = build(open_runs([tmp_path]))
+    found = Page(content)
+    rows = {row[0]: row[1:3] for row in found.tables["results-table"][1:]}
+    assert rows == {"fedavg": ["2", "10"], "fedntd": ["1", "12"]}
+    said = re.findall(r"<strong>Left out: </strong>([^<]*)</p>", content)
+    others = "has no evaluated round in common with the other seeds of its experiment."
+    assert said == [f"avg-2 {others}", f"avg-3 {others}"]
+    states = " ".join(found.words)
+    assert "not finished: at round 5 of 12" in states
+    assert "not begun" not in states
+
+
+def test_a_run_that_was_played_but_not_evaluated_has_begun(tmp_path):
+    write(tmp_path / "a")
+    changed(write(tmp_path / "b", seed=1, played=2), lambda record: record.pop("accuracy"))
+    write(tmp_path / "c", seed=2, played=0)
+    said = " ".join(Page(build(open_runs([tmp_path]))).words)
+    assert "not finished: at round 2 of 6" in said
+    assert "c  · not begun" in said

@@ -95,6 +95,16 @@ def test_a_share_of_clients_is_as_many_of_them(tmp_path):
     assert [group.runs[0].complete["sample"] for group in groups if len(group.runs) == 2] == [3]
 
 
+def test_the_sample_of_an_old_run_is_what_it_goes_on_with(tmp_path):
+    for seed, sample in enumerate((1.0, 1, 1.0)):
+        path = write(tmp_path / str(seed), seed=seed) / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"sample": sample}))
+    runs = open_runs([tmp_path])
+    assert [run.complete["sample"] for run in runs] == [1] * 3 == [run.settings.sampled for run in runs]
+    (group,) = arrange(runs)
+    assert group.seeds == [0, 1, 2]
+
+
 def test_seeds_are_grouped_and_groups_named_by_what_differs(folder):
     groups = arrange(open_runs([folder]))
     assert [g.label for g in groups] == ["fedavg", "fedntd beta=0.5", "fedntd beta=2"]
@@ -481,6 +491,8 @@ def test_no_auxiliary_examples_may_be_said_or_not(tmp_path):
     assert [len(group.runs) for group in groups] == [2, 1, 1, 1]
     c, d = (in_words(group.runs[0].complete) for group in groups[1:3])
     assert c["auxiliary_per_class"] == d["auxiliary_per_class"]  # as compare has it, for all alike
+    compared = [(base.algorithm, group.algorithm) for base, _, group, _ in pairs(groups, None)]
+    assert compared == [("fedavg", "fedssd")]  # those of which the server holds three of each class
     fedrecall.run(tmp_path / "b", resume=True, **{**SMALL, "algorithm": "fedavg", "seed": 1, "rounds": 4})
     resumed = {**SMALL, **needed, "auxiliary_per_class": 3, "rounds": 4}
     fedrecall.run(
@@ -488,6 +500,38 @@ def test_no_auxiliary_examples_may_be_said_or_not(tmp_path):
     )
     with pytest.raises(UserError, match="begun with auxiliary_per_class = 4, not 3"):
         fedrecall.run(tmp_path / "e", resume=True, **{**SMALL, **needed, "rounds": 4})
+
+
+def test_what_an_algorithm_needs_is_what_the_server_holds_where_nothing_is_said(tmp_path):
+    protected = {"name": "private", "of": {"name": "fedssd"}, "noise": 0}
+    for n, algorithm in enumerate(({"name": "fedavg"}, {"name": "fedssd"}, protected)):
+        for seed, said in enumerate((None, 64 if n else 0)):
+            written = write(tmp_path / f"{n}-{seed}", seed=seed, auxiliary_per_class=said) / "config.json"
+            config = json.loads(written.read_text()) | {"algorithm": algorithm}
+            written.write_text(json.dumps(config))
+    groups = arrange(open_runs([tmp_path]))
+    assert [group.seeds for group in groups] == [[0, 1]] * 3
+    held = [f"auxiliary_per_class={n}" for n in (0, 64, 64)]
+    assert [group.setup for group in groups] == held
+
+
+def test_of_an_own_algorithm_the_partition_says_what_the_server_held(tmp_path):
+    (tmp_path / "mine.py").write_text("raise SystemExit('it was loaded')")
+    own = {"algorithm": {"name": f"{tmp_path}/mine.py:Mine"}}
+    for seed, said, held in ((0, None, 9), (1, 3, 9), (2, None, 0)):
+        run = write(tmp_path / str(seed), seed=seed, auxiliary_per_class=said)
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps(config | own))
+        divided = json.loads((run / "partition.json").read_text())
+        divided["meta"]["auxiliary"] = held
+        (run / "partition.json").write_text(json.dumps(divided))
+    groups = arrange(open_runs([tmp_path]))
+    assert [(g.seeds, g.setup) for g in groups] == [
+        ([0, 1], "auxiliary_per_class=3"),
+        ([2], "auxiliary_per_class=0"),
+    ]
+    (tmp_path / "2" / "partition.json").unlink()
+    assert Run(tmp_path / "2").complete["auxiliary_per_class"] is None
 
 
 @pytest.mark.parametrize("own", [False, True])

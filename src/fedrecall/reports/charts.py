@@ -7,6 +7,7 @@ page's script reads those tables for its read-outs and its CSV files, and nothin
 
 import base64
 import io
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,10 @@ from fedrecall.reports.markup import Html, tag
 
 MOST_POINTS = 400
 """Of one line; longer ones are thinned evenly."""
-COLOURS, DASHES = 6, 4
-_DASH = ("", "7 3", "2 3", "9 3 2 3")
-"""Every group has a colour and a dash pattern of its own, so that none needs colour to be told apart."""
+_DASH = ("", "7 3", "2 3", "9 3 2 3", "14 3", "9 3 2 3 2 3", "2 7")
+COLOURS, DASHES = 6, len(_DASH)
+"""As many groups as there are dash patterns need no colour to be told apart; as the two numbers have no
+divisor in common, only groups as far apart as their product look the same."""
 
 
 @dataclass(frozen=True)
@@ -330,13 +332,15 @@ def scroller(numbers: Html) -> Html:
     return tag("div", numbers, class_="scroll", tabindex=0, role="region", aria_label="Numbers")
 
 
-def table(head: Iterable[Iterable[Html]], body: Iterable[Iterable[Html]], caption: str | None = None) -> Html:
-    """A table of cells."""
+def table(
+    head: Iterable[Iterable[Html]], body: Iterable[Iterable[Html]], groups: Iterable[int] | None = None
+) -> Html:
+    """A table of cells; ``groups``: of each row of the body the one whose switch hides it."""
+    classes: Iterable[str | None] = itertools.repeat(None) if groups is None else (f"g{n}" for n in groups)
     return tag(
         "table",
-        tag("caption", caption) if caption else None,
         tag("thead", *(tag("tr", *row) for row in head)),
-        tag("tbody", *(tag("tr", *row) for row in body)),
+        tag("tbody", *(tag("tr", *row, class_=own) for row, own in zip(body, classes, strict=False))),
     )
 
 
@@ -349,6 +353,7 @@ def thin(count: int, most: int = MOST_POINTS) -> np.ndarray:
 def _line_table(rows: Sequence[Line], x_name: str, own_x: bool, digits: int) -> Html:
     head, columns = [], []
     every = np.unique(np.concatenate([r.x for r in rows]))
+    height = max(len(r.x) for r in rows) if own_x else len(every)
     if not own_x:  # a row for every x that any group has
         head.append(tag("th", x_name, scope="col", data_r="x"))
         columns.append([tag("th", _plain(v), scope="row") for v in every])
@@ -369,11 +374,9 @@ def _line_table(rows: Sequence[Line], x_name: str, own_x: bool, digits: int) -> 
             else:
                 lookup = dict(zip(r.x.tolist(), values.tolist(), strict=True))
                 cells = [lookup.get(v, math.nan) for v in every.tolist()]
-            columns.append([tag("td", _cell(v, places)) for v in cells])
-    height = max(map(len, columns))
-    empty = tag("td")
-    body = [[c[i] if i < len(c) else empty for c in columns] for i in range(height)]
-    return table([head], body)
+            cells += [math.nan] * (height - len(cells))
+            columns.append([tag("td", _cell(v, places), class_=g["class_"]) for v in cells])
+    return table([head], zip(*columns, strict=True))
 
 
 def _band(r: Line) -> tuple[np.ndarray, np.ndarray]:

@@ -17,6 +17,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.backends.backend import Job
 from fedrecall.data.federation import Federation
+from fedrecall.data.partitions import PARTITIONS, Partition
 from fedrecall.downloads import travelled
 from fedrecall.errors import UserError
 from fedrecall.experiment import federate, make_model
@@ -118,17 +119,17 @@ def stage(
     """The stage after a run's last saved round (or this one).
 
     Another ``algorithm`` starts from the run's global model with nothing remembered; another
-    ``partition`` divides the same data anew; ``recipe`` replaces how clients train, such as
-    ``local_epochs=10``.
+    ``partition`` divides the same data anew, by the run's global seed if that deals it; ``recipe`` replaces
+    how clients train, such as ``local_epochs=10``.
     """
     settings = run.settings
     other = algorithm is not None
-    if other or partition is not None:
-        settings = replace(
-            settings,
-            algorithm=algorithm if other else settings.algorithm,
-            partition=partition if partition is not None else settings.partition,
-        )
+    if other:
+        settings = replace(settings, algorithm=algorithm)
+    if partition is not None:
+        dealt_globally = type(PARTITIONS.make(partition)).global_owners is not Partition.global_owners
+        seed = settings.global_seed if dealt_globally else None
+        settings = replace(settings, partition=partition, global_seed=seed)
     made = ALGORITHMS.make(settings.algorithm)
     checkpoint = run.checkpoint(round_number)
     weights = run.weights(checkpoint.round_number)

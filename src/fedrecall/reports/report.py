@@ -25,10 +25,13 @@ from fedrecall.reports import charts
 from fedrecall.reports.charts import Interval, Line, heat, lines, scroller, table
 from fedrecall.reports.markup import Html, tag, text
 from fedrecall.reports.runs import (
+    HELD,
     Group,
     Run,
     arrange,
     from_files,
+    in_common,
+    in_step,
     left_out,
     partly_tested,
     unfinished,
@@ -53,6 +56,8 @@ class Page:
     baseline: str | None = None
     idle: Sequence[Run] = ()
     """Runs without an evaluated round."""
+    astray: Sequence[Run] = ()
+    """Runs without an evaluated round in common with the others of their experiment."""
 
     @property
     def numbered(self) -> Iterator[tuple[int, Group]]:
@@ -77,7 +82,7 @@ def build(
     going = [run for run in runs if _has_rounds(run)]
     if not going:
         raise UserError("none of these runs has an evaluated round yet: there is nothing to report.")
-    groups = arrange(going)
+    groups, astray = in_step(arrange(going))
     called = [name for g in groups for name in (g.algorithm, g.label)]
     if baseline is not None and ":" in baseline and baseline not in called:
         baseline = named(baseline)
@@ -87,7 +92,7 @@ def build(
     if bad:
         raise UserError(f"target {bad[0]:g}: give a share in (0, 1], such as 0.6 for 60 %.")
     idle = [run for run in runs if run not in going]
-    page = Page(groups, sorted(targets) or default_targets(groups), baseline, idle)
+    page = Page(groups, sorted(targets) or default_targets(groups), baseline, idle, astray)
     title = title or _title(page)
     style, script = _asset("report.css"), _asset("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -124,11 +129,12 @@ def build(
 
 
 def default_targets(groups: Sequence[Group]) -> list[float]:
-    """Round accuracies (steps of 5 or 10 points) that at least one run reached, the highest four."""
+    """Round accuracies (steps of 5 or 10 points) that at least one run reached, the highest four; if it
+    reached none, the best accuracy rounded down."""
     best = max(float(np.nanmax(run.series("accuracy"))) for group in groups for run in group.runs)
     step = 0.1 if best >= 0.5 else 0.05
     reached = [round(k * step, 2) for k in range(1, math.floor(best / step + 1e-9) + 1)]
-    return reached[-4:] or [round(best, 4)]
+    return reached[-4:] or [min(best, math.floor(1e4 * best) / 1e4)]
 
 
 def _has_rounds(run: Run) -> bool:
@@ -223,6 +229,10 @@ def _header(page: Page, title: str) -> Html:
     warnings += [
         ("Not finished: ", f"{run.name} has no evaluated round yet and is left out.") for run in page.idle
     ]
+    warnings += [
+        ("Left out: ", f"{run.name} has no evaluated round in common with the other seeds of its experiment.")
+        for run in page.astray
+    ]
     steps = sorted({int(run.config.get("evaluate_every", 1)) for run in page.runs})
     if len(steps) > 1:
         rounds = f"runs were evaluated every {' or '.join(map(str, steps))} rounds"
@@ -230,6 +240,7 @@ def _header(page: Page, title: str) -> Html:
         warnings.append(("Not alike: ", f"{rounds}: {looks}."))
     warnings += [("Tested in part: ", f"{w}.") for w in partly_tested(page.runs)]
     warnings += [("Twice: ", f"{w}.") for w in left_out(page.groups)]
+    warnings += [("Not compared: ", f"{w}.") for w in not_paired(page.groups, page.baseline)]
     return tag(
         "header",
         tag("h1", title),
@@ -266,7 +277,7 @@ def _results(page: Page) -> Html:
     seeds = max(len(g.runs) for g in page.groups)
     columns = ["experiment", "seeds", "rounds", "accuracy, last round (%)", "accuracy, best round (%)"]
     columns += ["forgetting", "loss", "training (s)"]
-    private = any("epsilon" in run.records[-1] for group in page.groups for run in group.runs)
+    private = any(map(_promises, (end for group in page.groups for end in _ends(group))))
     if private:
         columns.append("epsilon")
     body = []
@@ -274,8 +285,7 @@ def _results(page: Page) -> Html:
         rounds, accuracy = group.series("accuracy")
         _, forgetting = group.series("forgetting")
         _, loss = group.series("loss")
-        played = _played(group)
-        seconds = [sum(r["seconds"]["train"] for r in records) for records in played]
+        seconds = [sum(r["seconds"]["train"] for r in records) for records in _played(group)]
         cells = [
             len(group.runs),
             int(rounds[-1]),
@@ -286,7 +296,7 @@ def _results(page: Page) -> Html:
             _summary(seconds, digits=1),
         ]
         if private:
-            cells.append(_promise([records[-1] for records in played]))
+            cells.append(_promise(_ends(group)))
         name = tag("th", charts.swatch(n), group.label, scope="row", class_="name")
         body.append([name, *(tag("td", c) for c in cells)])
     note = "One seed each: no spread."
@@ -295,6 +305,7 @@ def _results(page: Page) -> Html:
     note += " The last round is the headline; the best one is chosen with the test split in hand."
     if private:
         note += " Epsilon is what each client was promised, at the delta beside it; none: nothing."
+    note += _of_what_travels(page.runs)
     return _numbers("Last round", note, "results-table", columns, body)
 
 
@@ -304,9 +315,31 @@ def _played(group: Group) -> list[list[dict[str, Any]]]:
     return [[r for r in run.records if r["round"] <= last] for run in group.runs]
 
 
+def _ends(group: Group) -> list[dict[str, Any]]:
+    """Each run's record of the last round that all of them evaluated."""
+    return [records[-1] for records in _played(group)]
+
+
+def _of_what_travels(runs: Iterable[Run]) -> str:
+    """A sentence on what is evaluated, for the algorithms whose clients may have other models than that."""
+    names = list(dict.fromkeys(run.algorithm for run in runs if run.may_keep_layers))
+    if not names:
+        return ""
+    return (
+        f" Clients of {' and '.join(names)} may keep layers of their own: accuracy, loss and forgetting are "
+        "of what travels, which such clients do not have; of their models: --measure fairness,personal."
+    )
+
+
+def _promises(record: dict[str, Any]) -> bool:
+    """Whether it tells of privacy: an algorithm of somebody's own may call something else epsilon."""
+    told = [record.get(key) for key in ("epsilon", "delta")]
+    return all(isinstance(v, (int, float)) and not isinstance(v, bool) and not math.isnan(v) for v in told)
+
+
 def _promise(ends: Sequence[dict[str, Any]]) -> str:
     """The epsilon of runs' last rounds; those of other deltas are no numbers to take a mean of."""
-    spent = {(r["delta"], r["epsilon"]) for r in ends if "epsilon" in r}
+    spent = {(r["delta"], r["epsilon"]) for r in ends if _promises(r)}
     if not spent:
         return "none"
     deltas = sorted({delta for delta, _ in spent})
@@ -488,11 +521,10 @@ def _site_table(n: int, group: Group, of_runs: Sequence[dict[int, Any]], names: 
 
 def _site_map(n: int, group: Group, of_runs: Sequence[dict[int, Any]], names: Sequence[str]) -> Html:
     """Accuracy of each site along rounds, mean over seeds; grey where a site was not tested."""
-    rounds = sorted(set.intersection(*(set(found) for found in of_runs)))
+    of_runs, rounds = _shared(of_runs)
     shown = names[:MOST_SITES]
     rounds = [rounds[i] for i in charts.thin(len(rounds), MOST_CELLS // 4 // len(shown))]
-    if not rounds:
-        return Html("")
+    note = "The worst of the last round first; grey where a site was not tested."
     values = np.full((len(of_runs), len(shown), len(rounds)), np.nan)
     for seed, found in enumerate(of_runs):
         for t, number in enumerate(rounds):
@@ -500,7 +532,7 @@ def _site_map(n: int, group: Group, of_runs: Sequence[dict[int, Any]], names: Se
             values[seed, :, t] = [known.get(name, math.nan) for name in shown]
     return heat(
         f"{group.label}: accuracy at each site (%)",
-        "The worst of the last round first; grey where a site was not tested.",
+        " ".join(filter(None, [note, _of_how_many(group, len(of_runs))])),
         100 * values.mean(0),
         identity=f"sites-{n}",
         rows=shown,
@@ -687,7 +719,7 @@ def _comparison(page: Page) -> list[Html]:
                 rows,
                 identity=f"comparison-{key}",
                 x_name="difference",
-                numbers=table([[tag("th", c, scope="col") for c in columns]], body),
+                numbers=table([[tag("th", c, scope="col") for c in columns]], body, [r.group for r in rows]),
             )
         )
     caution = tag(
@@ -707,26 +739,53 @@ def pairs(
     """(baseline, number, group, their runs of one seed each) for whatever can be compared.
 
     Groups are compared with the first one of their setup; if no setup has two, with the first one of
-    their data set; with a ``baseline``, with that one.
+    their data set; with a ``baseline``, with that one. One whose clients hold other examples is passed
+    over, as `not_paired` says.
     """
-    by_setup = [g.setup for g in groups]
-    same = (
-        by_setup
-        if len(set(by_setup)) < len(groups)
-        else [json.dumps(g.runs[0].complete["dataset"]) for g in groups]
-    )
-    for n, group in enumerate(groups):
-        mates = [g for g, s in zip(groups, same, strict=True) if s == same[n]]
-        named = [g for g in mates if baseline in (g.algorithm, g.label)]
-        if not named and baseline is not None:
-            named = [g for g in groups if baseline in (g.algorithm, g.label)]
-        base = (named or mates)[0]
-        if base is group or not _of_one_data_set(base.runs[0], group.runs[0]):
-            continue
-        theirs = {run.seeds: run for run in base.runs}
-        shared = [(theirs[run.seeds], run) for run in group.runs if run.seeds in theirs]
-        if shared:
-            yield base, n, group, shared
+    for n, (group, bases) in enumerate(zip(groups, _bases(groups, baseline), strict=True)):
+        for base in bases:
+            alike, unlike = _of_one_seed(base, group)
+            if alike:
+                yield base, n, group, alike
+            if alike or not unlike:
+                break
+
+
+def not_paired(groups: Sequence[Group], baseline: str | None) -> list[str]:
+    """A sentence for every experiment that others are not compared with for what their clients hold."""
+    found: dict[str, list[str]] = {}
+    for group, bases in zip(groups, _bases(groups, baseline), strict=True):
+        for base in bases[:1]:
+            alike, unlike = _of_one_seed(base, group)
+            some = f" of seed {' and '.join(str(run.seed) for _, run in unlike)}" if alike else ""
+            if unlike:
+                found.setdefault(base.label, []).append(group.label + some)
+    return [f"{', '.join(own)} with {base}: their clients hold other examples" for base, own in found.items()]
+
+
+def _bases(groups: Sequence[Group], baseline: str | None) -> Iterator[list[Group]]:
+    """For every group those that it may be compared with, the first one first; none after itself."""
+    same = [json.dumps({k: v for k, v in g.settings.items() if k != HELD}) for g in groups]
+    if len(set(same)) == len(groups):
+        same = [json.dumps(g.runs[0].complete["dataset"]) for g in groups]
+    named = [g for g in groups if baseline in (g.algorithm, g.label)]
+    for group, own in zip(groups, same, strict=True):
+        mates = [g for g, s in zip(groups, same, strict=True) if s == own]
+        if baseline is not None:
+            mates = [g for g in mates if g in named] or named
+        before = mates[: mates.index(group)] if group in mates else mates
+        yield [g for g in before if _of_one_data_set(g.runs[0], group.runs[0])]
+
+
+def _of_one_seed(base: Group, group: Group) -> tuple[list[tuple[Run, Run]], list[tuple[Run, Run]]]:
+    """Their runs of one seed each: those whose clients hold the same examples, and the others.
+
+    Where a run does not say what clients hold, they are taken for the same.
+    """
+    theirs = {run.seeds: run for run in base.runs}
+    both = [(theirs[run.seeds], run) for run in group.runs if run.seeds in theirs]
+    unlike = [pair for pair in both if len({run.dealt for run in pair} - {None}) > 1]
+    return [pair for pair in both if pair not in unlike], unlike
 
 
 def _of_one_data_set(one: Run, other: Run) -> bool:
@@ -755,7 +814,10 @@ def _others(page: Page) -> Iterable[Html]:
 
 
 def _runs(page: Page) -> Iterable[Html]:
-    runs = [(n, run) for n, group in page.numbered for run in group.runs] + [(None, run) for run in page.idle]
+    runs = [
+        *((n, run) for n, group in page.numbered for run in group.runs),
+        *((None, run) for run in (*page.astray, *page.idle)),
+    ]
     shared = {
         k: v for k, v in runs[0][1].config.items() if all(run.config.get(k) == v for _, run in runs[1:])
     }
@@ -780,17 +842,13 @@ def _provenance(run: Run, n: int | None) -> Html:
             ("git revision", made.get("git") or "none"),
         ]
         starts.append(tag("dl", *(text(tag("dt", k), tag("dd", v)) for k, v in facts)))
-    state = "not begun"
-    if n is not None:
-        at = f"round {run.records[-1]['round']} of {run.config['rounds']}"
-        state = f"finished, {_count(len(run.records), 'round')}" if run.finished else f"not finished: at {at}"
     return tag(
         "details",
         tag(
             "summary",
             charts.swatch(n) if n is not None else None,
             tag("strong", run.name),
-            f" · {state}",
+            f" · {_state(run)}",
             tag("code", run.made[0].get("command", "")) if run.made else None,
         ),
         *starts,
@@ -798,6 +856,17 @@ def _provenance(run: Run, n: int | None) -> Html:
         tag("pre", json.dumps(run.config, indent=2, ensure_ascii=False), tabindex=0),
         class_="run" if n is None else f"run g{n}",
     )
+
+
+def _state(run: Run) -> str:
+    """How far it is, in words."""
+    try:
+        last = run.records[-1]["round"]
+    except NothingYet:
+        return "not begun"
+    if run.finished:
+        return f"finished, {_count(len(run.records), 'round')}"
+    return f"not finished: at round {last} of {run.config['rounds']}"
 
 
 # What several sections need.
@@ -847,24 +916,35 @@ def _measured(
     scale: float = 100.0,
     digits: int = 2,
 ) -> Html:
-    """A measure's number along the rounds that all seeds of a group recorded."""
-    rows = []
+    """A measure's number along the rounds that all seeds of a group recorded, of those that did at all."""
+    rows, notes = [], [note]
     for n, group in page.numbered:
-        found = [dict(_recorded(run, measure)) for run in group.runs]
-        rounds = sorted(set.intersection(*(set(f) for f in found)))
+        found, rounds = _shared([dict(_recorded(run, measure)) for run in group.runs])
         if rounds:
             values = np.array([[read(f[r]) for r in rounds] for f in found], dtype=float)
             rows.append(_line(n, group, np.array(rounds), values * scale, False))
+            notes.append(_of_how_many(group, len(found)))
     share = scale == 100.0
     return lines(
         title,
-        note,
+        " ".join(filter(None, notes)),
         rows,
         identity=identity,
         bounds=(0, 100) if share else (-math.inf, math.inf),
         unit=" %" if share else "",
         digits=digits,
     )
+
+
+def _shared(found: Sequence[dict[int, Any]]) -> tuple[list[dict[int, Any]], list[int]]:
+    """What some seeds recorded, by round, without those that have no round in common; and these rounds."""
+    kept = [found[i] for i in in_common(found)]
+    return kept, sorted(set.intersection(*map(set, kept))) if kept else []
+
+
+def _of_how_many(group: Group, seeds: int) -> str:
+    """A sentence where it is not all of the group's."""
+    return f"{group.label}: {seeds} of {len(group.runs)} seeds." if seeds < len(group.runs) else ""
 
 
 def _recorded(run: Run, measure: str) -> list[tuple[int, dict[str, Any]]]:

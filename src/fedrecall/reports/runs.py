@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -28,7 +28,7 @@ from fedrecall.data.augmentation import default_for
 from fedrecall.data.datasets import DATASETS, Dataset, load
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import NothingYet, UserError
-from fedrecall.experiment import make_model, normalised
+from fedrecall.experiment import auxiliary_per_class, make_model, normalised
 from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.trained import Inputs, Trained
@@ -46,6 +46,8 @@ ELSEWHERE = (
     "on_failure",
 )
 """Config keys that say how a run was computed or watched, not what it computes."""
+HELD = "auxiliary_per_class"
+"""Config key for what the server holds, which clients do not: another number of it is another deal."""
 AGREED = "federation.json"
 """The run folder's file with what the nodes of a federation agreed on; no other run has one."""
 NODES = "nodes' data"
@@ -122,27 +124,58 @@ class Run:
     def complete(self) -> dict[str, Any]:
         """The config with what it was saved without: settings added later, and which data the nodes have.
 
-        A user's own class is not loaded for it. Numbers that are equal are written alike, and a share of
-        clients as their number.
+        A user's own class is not loaded for it. Numbers that are equal are written alike, a share of clients
+        as their number, and what the server holds as what it is where that was left to the algorithm.
         """
         given, usual = self.config, configs.as_dict(Config())
         found = {k: v for k, v in usual.items() if k not in configs.NEEDED}
         found |= {"normalisation": "data", "augmentation": str(default_for(given["dataset"]["name"]))}
         found |= given
-        found["sample"] = configs.sampled(found["sample"], found["clients"])
+        clients = {key: found[key] for key in ("clients", "sample")}
+        found["sample"] = configs.begun({**usual, **clients}).sampled
         found["training"] = {**usual["training"], **given["training"]}
         for kind, registry in configs.REGISTRIES.items():
             if given[kind]["name"] in registry:
                 known = specs.fields(registry.cls(given[kind]["name"]))
                 usual_here = {f.name: f.default for f in known if f.default is not dataclasses.MISSING}
                 found[kind] = {**usual_here, **given[kind]}
-        if found["auxiliary_per_class"] == 0:
-            found["auxiliary_per_class"] = None  # an algorithm that needs some has at least these
+        found[HELD] = found[HELD] or self._needed
         if self.agreed is not None:
             found["dataset"] = {**found["dataset"], NODES: _data_of(self.agreed)}
             if "secure" in self.agreed:
                 found["secure"] = self.agreed["secure"]
         return dict(json.loads(json.dumps(found, default=str), parse_float=_number))
+
+    @property
+    def _needed(self) -> int | None:
+        """Examples of each class that the server holds if it holds what the algorithm needs.
+
+        What an algorithm of somebody's own needs the partition says; None if that is not there.
+        """
+        if self._registered is not None:
+            return auxiliary_per_class(Config(algorithm=self._registered), self._registered)
+        try:
+            return int(self.partition["auxiliary"]) // max(len(self.class_names), 1)
+        except UserError:  # nodes have the data
+            return None
+
+    @cached_property
+    def _registered(self) -> FedAvg | None:
+        """The algorithm; None if it takes somebody's own code, which is not loaded, or cannot be made."""
+        with specs.registered_only(remedy="it is not loaded here."):
+            try:
+                made: FedAvg = ALGORITHMS.make(self.config["algorithm"])
+            except UserError:
+                return None
+        return made
+
+    @property
+    def may_keep_layers(self) -> bool:
+        """Whether clients may have other models than what is evaluated: of somebody's own algorithm it is
+        only known whether they keep anything."""
+        if self._registered is not None:
+            return keeps_own(self._registered)
+        return any(record.get("memory_bytes") for record in self.records)
 
     @cached_property
     def agreed(self) -> dict[str, Any] | None:
@@ -185,21 +218,40 @@ class Run:
         if isinstance(data, dict) and "digest" in data:
             told = [str(data[k]) for k in ("digest", "origins") if k in data]
             found["data"] = f"data {data.get('train')}+{data.get('test')} {' '.join(told)}"
-        dealt = self.path / "partition.json"
-        if self.config["partition"]["name"] == "file" and files.found(dealt):  # that may be written anew
-            clients = json.dumps(dict(files.read_json(dealt)).get("clients")).encode()
-            mark = hashlib.blake2b(clients, digest_size=4).hexdigest()
-            found["data"] = " ".join(filter(None, (found.get("data"), f"dealt as {mark}")))
+        divided = files.found(self.path / "partition.json")
+        if self.config["partition"]["name"] == "file" and divided:  # that may be written anew
+            mark = f"dealt as {self._divided.get('clients')}"
+            found["data"] = " ".join(filter(None, (found.get("data"), mark)))
         return found
+
+    @cached_property
+    def _divided(self) -> dict[str, Any]:
+        """What partition.json says, with a digest of the clients' examples in place of these."""
+        found = files.read_json(self.path / "partition.json")
+        said = dict(found) if isinstance(found, dict) else {}
+        if "clients" in said:
+            clients = json.dumps(said["clients"]).encode()
+            said["clients"] = hashlib.blake2b(clients, digest_size=4).hexdigest()
+        return said
+
+    @property
+    def dealt(self) -> str | None:
+        """What tells which examples the clients hold from others; None where no file says it."""
+        try:
+            meta = self.partition
+        except UserError:
+            return None
+        return self._divided.get("clients") or json.dumps([meta["counts"], meta["auxiliary"]])
 
     @cached_property
     def partition(self) -> dict[str, Any]:
         """What partition.json says beside the examples: counts, class_names, auxiliary."""
-        path = self.path / "partition.json"
-        found = files.read_json(path)
-        meta = found.get("meta") if isinstance(found, dict) else None
+        meta = self._divided.get("meta")
         if not isinstance(meta, dict) or not {"counts", "class_names", "auxiliary"} <= meta.keys():
-            raise UserError(f"{path} does not say how many examples of each class the clients hold.")
+            raise UserError(
+                f"{self.path / 'partition.json'} does not say how many examples of each class the clients "
+                "hold."
+            )
         return meta
 
     @property
@@ -407,10 +459,15 @@ class Group:
     runs: tuple[Run, ...]
     algorithm: str
     """The algorithm, with those of its hyperparameters that differ between the groups."""
-    setup: str
-    """Whatever else differs between the groups: ``partition=shards:2, clients=100``; may be empty."""
+    settings: dict[str, str]
+    """Whatever else differs between the groups, in words and by its key."""
     left_out: tuple[tuple[Run, Run], ...] = ()
     """(run, the run that is kept) of those whose seeds another one has: copies, and reruns elsewhere."""
+
+    @property
+    def setup(self) -> str:
+        """The settings one after the other: ``shards:2, clients=100``; may be empty."""
+        return ", ".join(self.settings.values())
 
     @property
     def label(self) -> str:
@@ -523,12 +580,12 @@ def arrange(runs: Sequence[Run]) -> list[Group]:
         if [_short(n) for n in names].count(_short(called)) == 1:
             called = _short(called)
         name = " ".join([called, *own, *([noted["code"]] if "code" in noted else [])])
-        setup = ", ".join(mine[k] for k in varying if k in mine)
+        differing = {k: mine[k] for k in varying if k in mine}
         kept = {seeds: max(those, key=_far) if len(those) > 1 else those[0] for seeds, those in same.items()}
         rest = [
             (run, kept[seeds]) for seeds, those in same.items() for run in those if run is not kept[seeds]
         ]
-        groups.append(Group(tuple(kept[seeds] for seeds in sorted(kept)), name, setup, tuple(rest)))
+        groups.append(Group(tuple(kept[seeds] for seeds in sorted(kept)), name, differing, tuple(rest)))
     return groups
 
 
@@ -536,6 +593,24 @@ def noted_apart(run: Run, others: Iterable[Run]) -> dict[str, str]:
     """What a run noted of code and data that some of the others of the same config noted otherwise."""
     alike = [other.noted for other in others if _identity(other) == _identity(run)]
     return {k: v for k, v in run.noted.items() if any(noted.get(k) != v for noted in alike)}
+
+
+def in_step(groups: Iterable[Group]) -> tuple[list[Group], list[Run]]:
+    """The groups without runs that have no evaluated round in common with the others, and these runs."""
+    kept, out = [], []
+    for group in groups:
+        places = in_common([run.rounds.tolist() for run in group.runs])
+        kept.append(dataclasses.replace(group, runs=tuple(group.runs[i] for i in places)))
+        out += [run for i, run in enumerate(group.runs) if i not in places]
+    return kept, out
+
+
+def in_common(rounds: Sequence[Collection[int]]) -> list[int]:
+    """Which of these have one in common: all that have any, without as many of the youngest as it takes."""
+    places = [i for i, own in enumerate(rounds) if own]
+    while places and not set.intersection(*(set(rounds[i]) for i in places)):
+        places.remove(min(places, key=lambda i: max(rounds[i])))
+    return places
 
 
 def unfinished(runs: Iterable[Run]) -> list[str]:

@@ -269,6 +269,10 @@ def _chart(counts: np.ndarray, names: tuple[str, ...], origins: list[list[str]] 
     return text
 
 
+WIDEST = 200.0
+"""Inches of a picture; there are viewers, and formats, that take no more than some ten thousand dots."""
+
+
 def draw_partition(counts: np.ndarray, names: tuple[str, ...], path: Path) -> Path:
     """The chart as a picture, bubbles of clients × classes; returns its path (.png if no kind is named)."""
     from matplotlib.figure import Figure
@@ -276,7 +280,8 @@ def draw_partition(counts: np.ndarray, names: tuple[str, ...], path: Path) -> Pa
     if path.name and not path.suffix:
         path = path.with_name(f"{path.name}.png")
 
-    figure = Figure(figsize=(max(4.0, 0.14 * len(counts)), max(2.5, 0.28 * len(names))), layout="constrained")
+    inches = max(4.0, 0.14 * len(counts)), max(2.5, 0.28 * len(names))
+    figure = Figure(figsize=[min(side, WIDEST) for side in inches], layout="constrained")
     axes = figure.subplots()
     clients, classes = np.nonzero(counts)
     sizes = counts[clients, classes]
