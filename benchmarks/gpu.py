@@ -71,6 +71,7 @@ class Bench:
         spec = SYNTHETIC if options.dataset == "synthetic" else options.dataset
         self.dataset: Dataset = load(spec).to(self.device)
         self.variants = {n: VARIANTS[n] for n in options.variants if self.gpu or "graph" not in VARIANTS[n]}
+        self.main_method = "fedntd" if "fedntd" in options.methods else options.methods[0]
         self.precisions = [p for p in options.precisions if self.gpu or p != "tf32"]
         asked = {**vars(options), "out": options.out.name}
         self.found: dict[str, Any] = {"machine": machine(), "targets": TARGETS, "options": asked}
@@ -170,14 +171,14 @@ class Bench:
         return min(rows, key=lambda r: r["seconds"])["variant"] if rows else "stack"
 
     def run(self) -> None:
-        """A whole FedNTD run with evaluation after every round."""
+        """A whole run with evaluation after every round: of FedNTD, if that is among the methods."""
         rows = []
         for precision in self.precisions:
-            variant = self.best("fedntd", precision)
+            variant = self.best(self.main_method, precision)
 
             def whole(variant: str = variant, precision: str = precision) -> dict[str, Any]:
                 since = time.perf_counter()
-                run = self.experiment("fedntd", variant, precision, rounds=self.options.run_rounds)
+                run = self.experiment(self.main_method, variant, precision, rounds=self.options.run_rounds)
                 history = run.run().history
                 self.synchronize()
                 return {
@@ -195,15 +196,17 @@ class Bench:
         table(rows, ["precision", "variant", "rounds", "seconds", "evaluation", "accuracy", "forgetting"])
 
     def together(self) -> None:
-        """Three seeds of two methods at once, against one of them alone; evaluation included."""
+        """Three seeds of two methods at once, or six of one, against one run alone; evaluation included."""
+        methods = self.options.methods
+        runs = list(itertools.product(methods, range(6 // len(methods))))
         rows = []
         for precision, variant in itertools.product(self.precisions, self.variants):
             if variant == "one by one":
                 continue
 
             def compare(variant: str = variant, precision: str = precision) -> dict[str, Any]:
-                alone = self.seconds([("fedntd", 0)], variant, precision)
-                six = self.seconds(list(itertools.product(METHODS, range(3))), variant, precision)
+                alone = self.seconds([(self.main_method, 0)], variant, precision)
+                six = self.seconds(runs, variant, precision)
                 return {"alone": alone, "six": six, "ratio": round(six / alone, 3)}
 
             with arithmetic(precision):

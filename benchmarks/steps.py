@@ -6,7 +6,7 @@
 One thread, one epoch of one client, taking turns, with workers' memory settings; CPU time, so that waiting
 for a core does not count.
 The loop written by hand is that of W1's network; another network's visits are timed alone, to compare
-two versions of this package.
+two versions of this package. Results are kept of the usual cases all together, or with --out.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from fedrecall.experiment import Experiment
 from fedrecall.files import write_json
 from fedrecall.training import visit
 
+RESULTS = Path(__file__).parent / "results" / "steps.json"
 CASES = ("fedavg:float32", "fedavg:bfloat16", "fedntd:float32", "fedntd:bfloat16")
 
 
@@ -82,6 +83,7 @@ def main() -> None:
     )
     parser.add_argument("cases", nargs="*", default=CASES, help="algorithm:precision, such as fedavg:float32")
     parser.add_argument("--model", default=W1["model"], help="another network, without the loop by hand")
+    parser.add_argument("--out", type=Path, help="where to keep what was measured, of any cases")
     options = parser.parse_args()
     if WORKERS.items() - os.environ.items():  # they are read when a process starts
         os.execve(
@@ -95,8 +97,10 @@ def main() -> None:
             print(f"| one epoch of a client, CPU s | {' | '.join(found)} |")
             print("|---" * (1 + len(found)) + "|")
         print(f"| {case} | " + " | ".join(f"{v:.3f}" for v in found.values()) + " |", flush=True)
-    if options.model == W1["model"]:
-        write_json(Path(__file__).parent / "results" / "steps.json", results)
+    usual = options.model == W1["model"] and results.keys() == {*CASES}
+    out = options.out or (RESULTS if usual else None)
+    if out is not None:
+        write_json(out, results)
 
 
 if __name__ == "__main__":

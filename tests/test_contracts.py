@@ -14,7 +14,7 @@ from tests.algorithms.cases import BATCH_NORM, NETS, assert_same, data, experime
 from torch import Tensor, nn
 
 from fedrecall import config as configs
-from fedrecall import trees
+from fedrecall import contracts, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import (
     Anchor,
@@ -532,6 +532,25 @@ def test_a_report_may_give_a_number_of_any_kind(one, recorded, monkeypatch):
     record = played(replaced(report=lambda self, server: {"step": one}), monkeypatch).history[-1]
     assert record["step"] == recorded
     json.dumps(record, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("told", "promised"),
+    [
+        ({"epsilon": 0.5, "delta": 1e-5}, (0.5, 1e-5)),
+        ({"epsilon": np.float32(2), "delta": 0}, (2, 0)),
+        ({"epsilon": 0.5}, None),
+        ({"delta": 1e-5}, None),
+        ({"epsilon": float("nan"), "delta": 1e-5}, None),
+        ({"epsilon": 0.5, "delta": float("inf")}, None),
+        ({"epsilon": True, "delta": 1e-5}, None),
+        ({}, None),
+    ],
+)
+def test_a_report_tells_of_privacy_where_both_are_numbers(told, promised, monkeypatch):
+    """An algorithm of one's own may call something else epsilon."""
+    record = played(replaced(report=lambda self, server: told), monkeypatch).history[-1]
+    assert contracts.promise(record) == promised
 
 
 def test_what_a_measure_cannot_say_is_nothing_in_the_record(tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor
 
@@ -225,6 +225,15 @@ def finite(found: Any) -> Any:
     return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
+def promise(record: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The epsilon and delta that a round's record promises, if it does.
+
+    An algorithm of somebody's own may report something else under either name.
+    """
+    epsilon, delta = (record.get(name) for name in ("epsilon", "delta"))
+    return (epsilon, delta) if _is_number(epsilon) and _is_number(delta) else None
+
+
 IN_STEPS = "loss`, `correct`, `settle` or `advance", "its anchor"
 """Which hooks steps call, and what they are given besides what changes, for `untouched`."""
 
@@ -255,6 +264,10 @@ def _whole(given: Any) -> list[int]:
         return [int(k) for k in given]
     except (TypeError, ValueError):
         return []
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _single(value: Any) -> bool:

@@ -2,17 +2,20 @@
 
 Each is a dataclass of options behind one method, `open`, and imports its package only there. They see
 what metrics.jsonl gets and nothing else: a run's result does not depend on who looks on. What fails in
-such a service is said once, and the run goes on without it.
+such a service is said once, and the run goes on without it; its next start asks the service what it has,
+and tells it the rest.
 """
 
 import hashlib
 import importlib.util
 import io
 import json
+import os
+import re
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +23,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from fedrecall import files, secrecy
 from fedrecall.errors import UserError
+from fedrecall.provenance import named
 from fedrecall.records import scalars
 from fedrecall.specs import Registry
 
@@ -34,14 +38,22 @@ SINKS = Registry(
 )
 
 
+PLAYED, EVALUATED = "lr", "accuracy"
+"""Numbers that every round has, and every one that was evaluated: by them it is known what a log lacks."""
+
+
+def _nothing(name: str) -> Container[int]:
+    return ()
+
+
 class Log(NamedTuple):
     """An open log of one run."""
 
     write: Callable[[int, dict[str, float]], None]
     """A round's number, and its measured numbers by name."""
     close: Callable[[], None]
-    complete: bool
-    """Whether it already holds the rounds that were played before."""
+    held: Callable[[str], Container[int]] = _nothing
+    """Of which rounds it already has the number of this name."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,7 @@ class TensorBoard(Service):
         from torch.utils.tensorboard import SummaryWriter
 
         if self.folder is not None:
-            where = files.expanded(self.folder) / name
+            where = files.expanded(self.folder) / _unlike_others(name, folder, config)
         elif folder is not None:
             where = folder / "tensorboard"
         else:
@@ -85,7 +97,7 @@ class TensorBoard(Service):
                 writer.add_scalar(key, value, step)
             writer.flush()
 
-        return Log(write, writer.close, complete=False)
+        return Log(write, writer.close)
 
 
 @dataclass(frozen=True)
@@ -115,21 +127,26 @@ class MLflow(Service):
         client = MlflowClient(tracking_uri=self.uri)
         known = client.get_experiment_by_name(self.experiment)
         place = known.experiment_id if known else client.create_experiment(self.experiment)
-        tag = _identity(name, folder)
+        tag = _identity(config, folder)
         found = client.search_runs([place], f"tags.fedrecall = '{tag}'", max_results=1) if folder else []
         if found:
             run = found[0].info.run_id
             client.update_run(run, status="RUNNING")
         else:
             run = client.create_run(place, tags={"fedrecall": tag}, run_name=name).info.run_id
-            parameters = [Param(key, str(value)[:500]) for key, value in _flat(config).items()]
+            parameters = [Param(_taken(key), str(value)[:500]) for key, value in _flat(config).items()]
             client.log_batch(run, params=parameters)
 
         def write(step: int, numbers: dict[str, float]) -> None:
             now = int(time.time() * 1000)
-            client.log_batch(run, metrics=[Metric(k, v, now, step) for k, v in numbers.items()])
+            metrics = [Metric(_taken(name), value, now, step) for name, value in numbers.items()]
+            for begin in range(0, len(metrics), AT_ONCE):
+                client.log_batch(run, metrics=metrics[begin : begin + AT_ONCE])
 
-        return Log(write, lambda: client.set_terminated(run), complete=bool(found))
+        def held(name: str) -> Container[int]:
+            return {metric.step for metric in client.get_metric_history(run, name)}
+
+        return Log(write, lambda: client.set_terminated(run), held if found else _nothing)
 
 
 @dataclass(frozen=True)
@@ -152,7 +169,7 @@ class WandB(Service):
         run = wandb.init(
             project=self.project,
             name=name,
-            id=_identity(name, folder) if folder is not None else None,
+            id=_identity(config, folder) if folder is not None else None,
             resume="allow" if folder is not None else None,
             dir=str(where) if where is not None else None,
             mode=self.mode,
@@ -164,7 +181,10 @@ class WandB(Service):
         def write(step: int, numbers: dict[str, float]) -> None:
             run.log(numbers, step=step)
 
-        return Log(write, run.finish, complete=self.mode == "online" and bool(run.resumed))
+        def held(name: str) -> Container[int]:
+            return range(run.starting_step)  # it takes no number of a round before that
+
+        return Log(write, run.finish, held if self.mode == "online" and run.resumed else _nothing)
 
 
 @dataclass(frozen=True)
@@ -176,18 +196,21 @@ class Trackio(Service):
     package: ClassVar[str] = "trackio"
 
     def open(self, name: str, folder: Path | None, config: Mapping[str, Any]) -> Log:
-        """The trackio run of this name, which a resumed run goes on with."""
+        """The trackio run of this run folder, which a resumed run goes on with, or a new one."""
         import trackio
+        from trackio.sqlite_storage import SQLiteStorage
 
-        called = name if folder is None else f"{name}-{_identity(name, folder)[:6]}"
+        called = _unlike_others(name, folder, config)
         with redirect_stdout(io.StringIO()):  # it advertises its dashboard
             run = trackio.init(
-                project=self.project, name=called, config=_flat(config), resume="allow", embed=False
+                project=self.project,
+                name=called,
+                config=_flat(config),
+                resume="never" if folder is None else "allow",
+                embed=False,
             )
-        known = folder / ".trackio" if folder is not None else None
-        complete = known is not None and known.exists() and known.read_text() == called
-        if known is not None:
-            files.write(known, called.encode())
+        elsewhere = any(os.environ.get(f"TRACKIO_{place}") for place in ("SPACE_ID", "SERVER_URL"))
+        there = range(run._next_step if elsewhere else 0)  # all that it knows of a run that is kept elsewhere
 
         def write(step: int, numbers: dict[str, float]) -> None:
             run.log(numbers, step=step)
@@ -196,7 +219,11 @@ class Trackio(Service):
             with redirect_stdout(io.StringIO()):
                 run.finish()
 
-        return Log(write, close, complete=complete)
+        def held(name: str) -> Container[int]:
+            here = SQLiteStorage.get_metric_values(self.project, called, name, run_id=run.id)
+            return there or {row["step"] for row in here}
+
+        return Log(write, close, held)
 
 
 class Following:
@@ -210,31 +237,30 @@ class Following:
             )
         self._service, self._folder = service, folder
         self._log: Log | None = None
+        self._held: dict[str, Container[int]] = {}
 
     def begin(self, config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
-        """Open the log and write what it lacks of the rounds before.
-
-        Of those that it holds the last one again: a stop may have come between saving it and telling of
-        it, and one that was not evaluated then may have been since.
-        """
+        """Open the log and write what it lacks of the rounds before."""
         name = self._folder.resolve().name if self._folder is not None else _name(config)
         try:
-            self._log = self._service.open(name, self._folder, config)
+            log = self._service.open(name, self._folder, config)
+            self._held = {number: log.held(number) for number in (PLAYED, EVALUATED)}
         except UserError:
             raise
         except Exception as error:
             self._give_up(error)
             return
-        if self._log.complete:
-            history = [history[-1]] if history else []
+        self._log = log
         for record in history:
             self.record(record)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Write a round."""
+        """Write a round, unless the log had it when it was opened: one may be played again after a kill."""
         if self._log is not None:
             try:
-                self._log.write(int(record["round"]), scalars(record))
+                step, numbers = int(record["round"]), _numbers(record)
+                if step not in self._held[EVALUATED if EVALUATED in numbers else PLAYED]:
+                    self._log.write(step, numbers)
             except Exception as error:
                 self._give_up(error)
 
@@ -259,16 +285,73 @@ def following(specs: Sequence[str], folder: Path | None) -> list[Following]:
 
 
 def _name(config: Mapping[str, Any]) -> str:
-    return f"{config['algorithm']['name']}-{config['dataset']['name']}-seed{config['seed']}"
+    """What a run without a folder is called, whatever the folders of its owner's code are."""
+    names = (_short(config[part]["name"]).replace(":", "-") for part in ("algorithm", "dataset"))
+    return f"{'-'.join(names)}-seed{config['seed']}"
 
 
-def _identity(name: str, folder: Path | None) -> str:
-    """The same word for the same run, wherever its folder lies; another for a copy of another name."""
-    said = name
-    if folder is not None:
-        own = files.read_json(folder / "made.json")[0].get("run")
-        said = f"{own} {folder.resolve().name}" if own else str(folder.resolve())
-    return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+def _short(name: str) -> str:
+    """The name, of a class of somebody's own without its folder."""
+    return named(name) if ":" in name else name
+
+
+def _unlike_others(name: str, folder: Path | None, config: Mapping[str, Any]) -> str:
+    """The run's name with what tells it from others that are called the same."""
+    return f"{name}-{_identity(config, folder)[:6]}"
+
+
+def _identity(config: Mapping[str, Any], folder: Path | None) -> str:
+    """The same word for the same run, wherever its folder lies; another for a copy of another name.
+
+    A run without a folder is known by its settings.
+    """
+    if folder is None:
+        return _digest(json.dumps(config, sort_keys=True), 8)
+    own = files.read_json(folder / "made.json")[0].get("run")
+    return _digest(f"{own} {folder.resolve().name}" if own else str(folder.resolve()), 8)
+
+
+def _digest(text: str, size: int) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """A round's numbers by name; last those by which it is known that a log has it, and so the others."""
+    seconds, measures = record.get("seconds", {}), record.get("measures", {})
+    short = _shortened(measures)
+    found = scalars(
+        {
+            **record,
+            "seconds": {**seconds, "measures": _renamed(seconds.get("measures", {}), short)},
+            "measures": _renamed(measures, short),
+        }
+    )
+    last = {name: found.pop(name) for name in (PLAYED, EVALUATED) if name in found}
+    return found | last
+
+
+def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in values.items()}
+
+
+def _shortened(names: Iterable[str]) -> dict[str, str]:
+    """Each name's short form, or itself where another one has that too."""
+    short = {name: _short(name) for name in names}
+    taken = [*short.values()]
+    return {name: own if taken.count(own) == 1 else name for name, own in short.items()}
+
+
+AT_ONCE, LONGEST = 1000, 250
+"""How many numbers MLflow takes in one request, and how many letters of a name."""
+
+
+def _taken(name: str) -> str:
+    """The name if MLflow takes it, else one that it does, with a digest to be unlike others."""
+    plain = re.sub(r"[^A-Za-z0-9_.\-/ :]", "_", name)
+    made = "/".join(filter(None, (part.lstrip(".") for part in plain.split("/"))))
+    if made == name and 0 < len(name) <= LONGEST:
+        return name
+    return f"{made[: LONGEST - 7]}-{_digest(name, 3)}"
 
 
 def _flat(config: Mapping[str, Any], head: str = "") -> dict[str, Any]:

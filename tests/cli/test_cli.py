@@ -26,7 +26,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.backends.vectorised import Vectorised
 from fedrecall.cli import main, progress
 from fedrecall.cli.app import COMMANDS, app
-from fedrecall.cli.commands.compare import End, end, plan, row, tables
+from fedrecall.cli.commands.compare import End, Planned, end, plan, row, run_folder, tables
 from fedrecall.cli.commands.inspect import _chart, draw_partition, flowing
 from fedrecall.cli.commands.run import summarise
 from fedrecall.cli.options import gather
@@ -34,6 +34,7 @@ from fedrecall.config import Config
 from fedrecall.data import partitions
 from fedrecall.errors import UserError
 from fedrecall.records import RunFolder
+from fedrecall.reports.runs import open_runs
 from fedrecall.training import Recipe
 
 SMALL = [
@@ -270,8 +271,9 @@ def test_a_comparison_shows_how_clients_fare_where_that_was_measured(call, tmp_p
     code, out, _ = call(*asked, "--json", "numbers.json")
     assert code == 0
     rows = json.loads(numbers.read_text())["rows"]
-    for told, name in zip(rows, ("fedavg", FEDPER.replace("/", "-").replace(":", "-")), strict=True):
-        last = RunFolder(tmp_path / "runs" / f"{name}-seed0").metrics()[-1]["measures"]["fairness"]
+    for told, name in zip(rows, ("fedavg", "fedper.py-*-FedPer"), strict=True):
+        (folder,) = (tmp_path / "runs").glob(f"{name}-seed0")
+        last = RunFolder(folder).metrics()[-1]["measures"]["fairness"]
         assert (told["clients_mean"], told["worst_tenth"]) == ([last["mean"]], [last["worst_tenth"]])
         assert all(f"{100 * last[key]:.2f}" in out.split() for key in ("mean", "worst_tenth"))
     assert "clients %" in out
@@ -310,6 +312,85 @@ def test_all_of_a_comparison_spare_the_examples_that_one_of_them_needs():
     ]
     assert {p.made.auxiliary_per_class for p in made} == {needed}
     assert {p.made.auxiliary_per_class for p in plan(names, {"auxiliary_per_class": 7}, 1)} == {7}
+
+
+def planned(name, setting=""):
+    """A run of a comparison that tests only call by its name."""
+    return Planned(name, setting, SimpleNamespace(seed=3))
+
+
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        ("fedntd", "fedntd-seed3"),
+        ("fedntd:beta=0.5,tau=2", "fedntd-beta=0.5,tau=2-seed3"),
+        ("private:./mine.py:Mine,clip=1", "private-.-mine.py-Mine,clip=1-seed3"),
+        ("package.module:Mine", "package.module-Mine-seed3"),
+        ("mine.py:Mine", "mine.py-Mine-seed3"),
+        ("./mine.py:Mine:mu=2", "mine.py-Mine-mu=2-seed3"),
+        ("my/own/mine.py:Mine", "my-own-mine.py-Mine-seed3"),
+        ("my/../mine.py:Mine", "mine.py-Mine-seed3"),
+    ],
+)
+def test_a_run_of_a_comparison_is_called_as_it_was_named(name, called):
+    assert run_folder(planned(name), Path("out")) == Path("out") / called
+    assert run_folder(planned(name), None) is None
+
+
+def test_runs_of_files_elsewhere_are_seen_and_apart(monkeypatch, tmp_path):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    places = ("mine.py", "../mine.py", "../other/mine.py", "/mine.py", ".hidden/mine.py", "../.mine.py")
+    names = [f"{place}:Mine:mu=2" for place in places]
+    called = [run_folder(planned(name, "lr=0.1, model=mlp:8"), tmp_path).name for name in names]
+    assert called[0] == "mine.py-Mine-mu=2-lr=0.1-model=mlp-8-seed3"
+    assert all(re.fullmatch(r"mine\.py-\w{6}-Mine-mu=2-lr=0.1-model=mlp-8-seed3", c) for c in called[1:])
+    assert len(set(called)) == len(called)
+    again = f"{tmp_path}/mine.py:Mine:mu=2"  # the second one, named otherwise
+    assert run_folder(planned(again), tmp_path) == run_folder(planned(names[1]), tmp_path)
+
+
+OWN = (
+    "from dataclasses import dataclass\nfrom fedrecall import FedAvg\n"
+    "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    mu: float = 1.0\n"
+)
+
+
+def test_a_comparison_of_files_is_kept_where_a_report_finds_it(call, tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    assert call("compare", "fedavg", "./mine.py:Mine", *SMALL, "--out", "all")[0] == 0
+    assert [run.name for run in open_runs([tmp_path / "all"])] == ["fedavg-seed0", "mine.py-Mine-seed0"]
+    code, _, err = call("compare", "mine.py:Mine", "./mine.py:Mine", *SMALL, "--out", "all")
+    assert code == 2
+    assert "mine.py:Mine and ./mine.py:Mine would be kept in one folder, all/mine.py-Mine-seed0" in err
+
+
+def test_a_comparison_says_of_what_accuracy_is_where_clients_have_other_models(call):
+    code, out, _ = call("compare", "fedavg", FEDPER, *SMALL)
+    assert code == 0
+    told = f"accuracy of {FEDPER}: {progress.OF_WHAT_TRAVELS}"
+    assert out.splitlines().count(told) == 1
+    assert out.index(told) > out.index("last round")
+    assert progress.OF_WHAT_TRAVELS not in call("compare", "fedavg", "fedntd", *SMALL)[1]
+
+
+def test_a_mean_of_fewer_seeds_than_there_are_says_so():
+    whole = End(0.5, 0.1, 1.0, 1_000_000, 1_000_000, 1.0, 1e-5, 0.4, 0.25)
+    without = whole._replace(epsilon=None, delta=None, clients_mean=None, worst_tenth=None)
+    rows = [row("a", [whole, without, whole]), row("b", [whole, whole, End(failed="NaN")])]
+    (wide,) = tables(rows, 3, "", 300)
+    shown = {str(c.header): [str(cell) for cell in c.cells] for c in wide.columns}
+    assert shown["clients %"] == ["40.00 ± 0.00 (2 of 3)", "40.00 ± 0.00"]
+    assert shown["worst tenth\nof clients %"] == ["25.00 ± 0.00 (2 of 3)", "25.00 ± 0.00"]
+    assert shown["epsilon"] == ["1.00 at 1e-05 (2 of 3)", "1.00 at 1e-05"]
+    assert shown["forgetting"] == ["0.100 ± 0.000"] * 2
+    assert shown["accuracy %"] == ["50.00 ± 0.00", "50.00 ± 0.00, 1 failed"]
+
+
+def test_of_several_promises_the_weakest_is_shown():
+    ends = [End(0.5, 0.1, 1.0, 1, 1, epsilon, 1e-5) for epsilon in (1.0, 3.0, 2.0)]
+    (wide,) = tables([row("a", ends), row("b", [End(0.5, 0.1, 1.0, 1, 1)] * 3)], 3, "", 200)
+    assert list(wide.columns[-1].cells) == ["3.00 at 1e-05", "none"]
 
 
 FEDAVG = SimpleNamespace(algorithm={"name": "fedavg"})
@@ -362,8 +443,22 @@ def test_the_end_of_a_run_names_its_best_round_and_its_promise(capsys):
     summarise(SimpleNamespace(history=history, out="x", config=FEDAVG))
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     found = end(SimpleNamespace(history=history, accuracy=0.625, forgetting=0.375))
-    assert found == End(0.625, 0.375, 8.0, 3_000_000, 1_500_000, 1.234)
+    assert found == End(0.625, 0.375, 8.0, 3_000_000, 1_500_000, 1.234, 1e-5)
     assert rows[-2:] == ["privacy epsilon 1.23 at delta 1e-05, for each client", "run folder x"]
+    assert progress.line(history[-1] | {"failures": []}).split("  ")[2] == "epsilon 1.23"
+
+
+@pytest.mark.parametrize(
+    "told", [{"epsilon": 0.5}, {"epsilon": None, "delta": 1e-5}, {"epsilon": 0.5, "delta": None}]
+)
+def test_what_an_algorithm_of_ones_own_calls_epsilon_need_not_be_of_privacy(told, capsys):
+    record = {"round": 1, "accuracy": 0.5, "forgetting": 0.0, "failures": [], **told}
+    record |= {"seconds": {"train": 1.0}, "bytes_down": 0, "bytes_up": 0}
+    result = SimpleNamespace(history=[record], out=None, config=FEDAVG, accuracy=0.5, forgetting=0.0)
+    summarise(result)
+    assert "privacy" not in capsys.readouterr().out
+    assert "epsilon" not in progress.line(record)
+    assert (end(result).epsilon, end(result).delta) == (None, None)
 
 
 def test_a_difference_is_of_the_seeds_whose_runs_both_went_through():
@@ -398,7 +493,8 @@ def test_two_pairs_have_no_interval_but_their_values():
 @pytest.mark.parametrize("width", [70, 80, 100, 120, 160, 200])
 def test_no_number_of_a_comparison_is_cut_however_narrow_the_terminal(name, width):
     ends = [
-        End(0.123456 * k, 0.1 / k, 0.7 * k, 3_000_000, 10, 1.25 * k, 0.04 * k, 0.03 * k) for k in (1, 2, 3)
+        End(0.123456 * k, 0.1 / k, 0.7 * k, 3_000_000, 10, 1.25 * k, 1e-5, 0.04 * k, 0.03 * k)
+        for k in (1, 2, 3)
     ]
     rows = [row(name, ends), row("b", ends[::-1])]
     console = Console(width=width, record=True, file=io.StringIO())
@@ -1254,10 +1350,7 @@ def test_what_cannot_be_shown_is_said_once():
 
 
 def test_an_algorithm_of_ones_own_is_shown_without_its_folder(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\nfrom fedrecall import FedAvg\n"
-        "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    mu: float = 1.0\n"
-    )
+    (tmp_path / "mine.py").write_text(OWN)
     made = configs.make({"algorithm": f"{tmp_path}/mine.py:Mine:mu=2", "seed": 3})
     assert progress.name(configs.as_dict(made)) == "mine.py:Mine:2 seed 3"
 

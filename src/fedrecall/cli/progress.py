@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.contracts import promise
 from fedrecall.experiment import Sink
 from fedrecall.provenance import named
 from fedrecall.specs import short_text
@@ -30,8 +31,8 @@ def line(record: Mapping[str, Any]) -> str:
     parts = []
     if "accuracy" in record:
         parts += [f"accuracy {record['accuracy']:.2%}", f"forgetting {record['forgetting']:.3f}"]
-    if "epsilon" in record:
-        parts.append(f"epsilon {record['epsilon']:.2f}")
+    if (promised := promise(record)) is not None:
+        parts.append(f"epsilon {promised[0]:.2f}")
     parts.append(f"{seconds(record):.2f} s/round")
     if record["failures"]:
         parts.append(f"{len(record['failures'])} clients left out: {record['failures'][0]}")

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrecall.contracts import promise
 from fedrecall.errors import NothingYet, UserError, nearest
 from fedrecall.measures import costs
 from fedrecall.measures.accuracy import credibility
@@ -277,7 +278,7 @@ def _results(page: Page) -> Html:
     seeds = max(len(g.runs) for g in page.groups)
     columns = ["experiment", "seeds", "rounds", "accuracy, last round (%)", "accuracy, best round (%)"]
     columns += ["forgetting", "loss", "training (s)"]
-    private = any(map(_promises, (end for group in page.groups for end in _ends(group))))
+    private = any(map(promise, (end for group in page.groups for end in _ends(group))))
     if private:
         columns.append("epsilon")
     body = []
@@ -331,19 +332,13 @@ def _of_what_travels(runs: Iterable[Run]) -> str:
     )
 
 
-def _promises(record: dict[str, Any]) -> bool:
-    """Whether it tells of privacy: an algorithm of somebody's own may call something else epsilon."""
-    told = [record.get(key) for key in ("epsilon", "delta")]
-    return all(isinstance(v, (int, float)) and not isinstance(v, bool) and not math.isnan(v) for v in told)
-
-
 def _promise(ends: Sequence[dict[str, Any]]) -> str:
     """The epsilon of runs' last rounds; those of other deltas are no numbers to take a mean of."""
-    spent = {(r["delta"], r["epsilon"]) for r in ends if _promises(r)}
+    spent = set(filter(None, map(promise, ends)))
     if not spent:
         return "none"
-    deltas = sorted({delta for delta, _ in spent})
-    return ", ".join(f"{max(e for d, e in spent if d == delta):.2f} at {delta:g}" for delta in deltas)
+    deltas = sorted({delta for _, delta in spent})
+    return ", ".join(f"{max(e for e, d in spent if d == delta):.2f} at {delta:g}" for delta in deltas)
 
 
 def _federations(page: Page) -> Html:

@@ -1,6 +1,8 @@
 """`fedrecall compare`: several algorithms over the same federation."""
 
+import hashlib
 import itertools
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,10 +18,12 @@ from rich.text import Text
 from fedrecall import config as configs
 from fedrecall import files
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.cli import progress
 from fedrecall.cli.app import app, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, several, with_config
 from fedrecall.config import Config
+from fedrecall.contracts import promise
 from fedrecall.data.datasets import Dataset, load
 from fedrecall.errors import Diverged, UserError
 from fedrecall.experiment import Experiment, Result, check, device_of
@@ -43,6 +47,7 @@ class End(NamedTuple):
     bytes_down: int | None = None
     bytes_up: int | None = None
     epsilon: float | None = None
+    delta: float | None = None
     clients_mean: float | None = None
     worst_tenth: float | None = None
     failed: str | None = None
@@ -59,7 +64,8 @@ class Row:
     bytes_down: list[int | None]
     bytes_up: list[int | None]
     epsilon: list[float | None]
-    """What `private` spent; None of a run that promises nothing."""
+    """What `private` spent, at ``delta``; None of a run that promises nothing."""
+    delta: list[float | None]
     clients_mean: list[float | None]
     """Of all clients' own accuracies, as is ``worst_tenth``, where the measure `fairness` recorded them."""
     worst_tenth: list[float | None]
@@ -120,6 +126,7 @@ def compare_command(
         files.check_writable(json)
     datasets = Loaded(data_root)
     folders = [run_folder(planned, out_) for planned in plans]
+    _check_apart(plans, folders)
     for planned, folder in zip(plans, folders, strict=True):
         check(planned.made, folder, datasets.of(planned.made))
         _check_alike(planned.made, folder)
@@ -142,6 +149,8 @@ def compare_command(
                     if why is not None:
                         at = f", {setting}" if setting else ""
                         out.print(f"{r.name}{at}, seed {seed} failed: {why}", markup=False, soft_wrap=True)
+        if any(_played(rows[0]) for rows in found.values()):
+            _tell_of_what_accuracy_is(plans)
     if json is not None:
         out.print(f"numbers: {json}", markup=False)
     if out_ is not None:
@@ -245,9 +254,44 @@ def plan(
 
 def run_folder(planned: Planned, out: Path | None) -> Path | None:
     """Where a run of the comparison is kept, if it is."""
-    words = f"{planned.name} {planned.setting}".strip() if planned.setting else planned.name
+    words = f"{_seen(planned.name)} {planned.setting}" if planned.setting else _seen(planned.name)
     called = re.sub("[:/]", "-", words.replace(", ", "-").replace(" ", "-"))
     return None if out is None else out / f"{called}-seed{planned.made.seed}"
+
+
+def _seen(name: str) -> str:
+    """An algorithm's name as that of a folder that is not hidden.
+
+    Of a file in another folder than this one or those in it, a digest stands for where it is.
+    """
+    place, _, rest = name.partition(":")
+    if not place.endswith(".py"):
+        return name
+    from_here = os.path.normpath(place)
+    if not from_here.startswith((".", "/")):
+        return f"{from_here}:{rest}"
+    path = Path(place).resolve()
+    digest = hashlib.blake2b(os.fsencode(path), digest_size=3).hexdigest()
+    return f"{path.name.lstrip('.')}-{digest}:{rest}"
+
+
+def _check_apart(plans: Sequence[Planned], folders: Sequence[Path | None]) -> None:
+    """Raise UserError if two runs would be kept in one folder."""
+    known: dict[Path, Planned] = {}
+    for planned, folder in zip(plans, folders, strict=True):
+        if folder is not None and (other := known.setdefault(folder, planned)) is not planned:
+            raise UserError(
+                f"compare: {other.name} and {planned.name} would be kept in one folder, {folder}: leave one "
+                "out."
+            )
+
+
+def _tell_of_what_accuracy_is(plans: Sequence[Planned]) -> None:
+    """Name the algorithms whose clients have other models than what is evaluated, if there are any."""
+    own = dict.fromkeys(p.name for p in plans if keeps_own(ALGORITHMS.make(p.made.algorithm)))
+    if own:
+        told = f"accuracy of {' and '.join(own)}: {progress.OF_WHAT_TRAVELS}"
+        out.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 def _play(
@@ -279,7 +323,8 @@ def end(result: Result | Diverged) -> End:
     sent = last["bytes_down"], last["bytes_up"]
     fares = last.get("measures", {}).get("fairness", {})
     of_clients = fares.get("mean"), fares.get("worst_tenth")
-    return End(result.accuracy, result.forgetting, seconds, *sent, last.get("epsilon"), *of_clients)
+    epsilon, delta = promise(last) or (None, None)
+    return End(result.accuracy, result.forgetting, seconds, *sent, epsilon, delta, *of_clients)
 
 
 def rows_of(plans: Sequence[Planned], ends: Mapping[int, End]) -> dict[str, list[Row]]:
@@ -318,7 +363,7 @@ def _columns(rows: Sequence[Row], seeds: int) -> list[list[Column]]:
     found: list[list[Column]] = [
         [
             ("accuracy %", [_accuracies(r, seeds) for r in rows]),
-            ("forgetting", [_mean(r.forgetting, digits=3) for r in rows]),
+            ("forgetting", [_mean(r, seeds, r.forgetting, digits=3) for r in rows]),
             (
                 f"accuracy - {first.name}{ends}",
                 [Text("" if r is first else _against(first, r, seeds)) for r in rows],
@@ -328,19 +373,19 @@ def _columns(rows: Sequence[Row], seeds: int) -> list[list[Column]]:
     if any(_known(r.clients_mean) for r in rows):
         found.append(
             [
-                ("clients %", [_mean(r.clients_mean, 100) for r in rows]),
-                ("worst tenth\nof clients %", [_mean(r.worst_tenth, 100) for r in rows]),
+                ("clients %", [_mean(r, seeds, r.clients_mean, 100) for r in rows]),
+                ("worst tenth\nof clients %", [_mean(r, seeds, r.worst_tenth, 100) for r in rows]),
             ]
         )
     found.append(
         [
-            ("training s", [_mean(r.seconds, digits=1) for r in rows]),
+            ("training s", [_mean(r, seeds, r.seconds, digits=1) for r in rows]),
             ("MB down", ["".join(map(progress.megabytes, _known(r.bytes_down)[-1:])) for r in rows]),
             ("MB up", ["".join(map(progress.megabytes, _known(r.bytes_up)[-1:])) for r in rows]),
         ]
     )
     if any(_known(r.epsilon) for r in rows):
-        found[-1].append(("epsilon", [_mean(r.epsilon) or "none" for r in rows]))
+        found[-1].append(("epsilon", [_weakest(r, seeds) for r in rows]))
     return found
 
 
@@ -375,7 +420,7 @@ def _accuracies(r: Row, seeds: int) -> str:
     failed = len(_known(r.failed))
     left = seeds - failed - len(_known(r.accuracy))
     lacking = (f"{failed} failed" if failed else "", f"{left} not run" if left else "")
-    return ", ".join(filter(None, (_mean(r.accuracy, 100), *lacking)))
+    return ", ".join(filter(None, (_mean(r, seeds, r.accuracy, 100), *lacking)))
 
 
 def _played(r: Row) -> bool:
@@ -386,9 +431,24 @@ def _known(values: Sequence[Any]) -> list[Any]:
     return [v for v in values if v is not None]
 
 
-def _mean(values: Sequence[float | None], scale: float = 1.0, digits: int = 2) -> str:
+def _mean(r: Row, seeds: int, values: Sequence[float | None], scale: float = 1.0, digits: int = 2) -> str:
     known = _known(values)
-    return summary(known).text(scale, digits) if known else ""
+    return summary(known).text(scale, digits) + _of_fewer(r, seeds, len(known)) if known else ""
+
+
+def _weakest(r: Row, seeds: int) -> str:
+    """The weakest of the seeds' promises: their mean would promise nothing."""
+    both = zip(r.epsilon, r.delta, strict=True)
+    promised = [(epsilon, delta) for epsilon, delta in both if epsilon is not None and delta is not None]
+    if not promised:
+        return "none"
+    epsilon, delta = max(promised)
+    return f"{epsilon:.2f} at {delta:g}{_of_fewer(r, seeds, len(promised))}"
+
+
+def _of_fewer(r: Row, seeds: int, count: int) -> str:
+    """How many seeds have a number, where that is not all whose runs went through."""
+    return f" ({count} of {seeds})" if count < len(_known(r.accuracy)) else ""
 
 
 def _against(first: Row, other: Row, seeds: int) -> str:

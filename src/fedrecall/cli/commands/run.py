@@ -16,6 +16,7 @@ from fedrecall.cli import progress
 from fedrecall.cli.app import app, err, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
 from fedrecall.config import Config
+from fedrecall.contracts import promise
 from fedrecall.errors import Busy, Interrupted, Missing, UserError, printable
 from fedrecall.experiment import Experiment, Result
 from fedrecall.records import RunFolder, sites, worst
@@ -136,8 +137,9 @@ def summarise(result: Result) -> None:
         table.add_row("measures", ", ".join(f"{measure} {cost:.1f} s" for measure, cost in costs.items()))
     down, up = (progress.megabytes(last[way]) for way in ("bytes_down", "bytes_up"))
     table.add_row("sent a round", f"{down} MB down, {up} MB up")
-    if "epsilon" in last:
-        table.add_row("privacy", f"epsilon {last['epsilon']:.2f} at delta {last['delta']:g}, for each client")
+    if (promised := promise(last)) is not None:
+        epsilon, delta = promised
+        table.add_row("privacy", f"epsilon {epsilon:.2f} at delta {delta:g}, for each client")
     if result.out is not None:
         table.add_row("run folder", Text(str(result.out)))
     out.print(table)
