@@ -3,6 +3,7 @@
 import io
 import re
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -63,6 +64,16 @@ def test_the_same_call_begins_a_run_and_goes_on_with_it(tmp_path):
     whole = fedrecall.run(rounds=2, **SMALL)
     assert (len(first.history), len(again.history)) == (1, 2)
     assert all(torch.equal(again.weights.params[n], w) for n, w in whole.weights.params.items())
+
+
+def test_data_that_were_given_are_augmented_as_those_of_their_name():
+    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
+    settings = {k: v for k, v in SMALL.items() if k != "dataset"} | {"rounds": 1}
+    for name, usual in (("cifar10", "crop+flip+cutout"), ("icu-2026", "none")):
+        mine = fedrecall.from_arrays(images, np.arange(60) % 3, name=name)
+        assert fedrecall.run(dataset=mine, **settings).config.augmentation == usual
+        said = fedrecall.run(dataset=mine, augmentation="flip", **settings)
+        assert said.config.augmentation == "flip"
 
 
 def test_data_that_were_given_are_called_by_their_own_name(tmp_path):

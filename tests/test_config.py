@@ -1,10 +1,13 @@
 import re
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedrecall import config as configs
 from fedrecall.config import Config
+from fedrecall.data.datasets import export, load
 from fedrecall.errors import UserError
 
 
@@ -150,6 +153,25 @@ def test_the_augmentation_none_is_none_and_not_the_data_sets_usual_one():
     assert configs.make({"dataset": "cifar10", "augmentation": "none"}).augmentation == "none"
     assert configs.make({"dataset": "cifar10", "augmentation": None}).augmentation == "crop+flip+cutout"
     assert configs.make({"dataset": "cifar10", "partition_seed": "none", "chains": "none"}).chains is None
+
+
+def test_an_exported_data_set_has_the_augmentation_of_what_it_was_made_of(tmp_path):
+    made = load("synthetic:classes=2,train=4,test=2")
+    export(replace(made, name="cifar10"), tmp_path / "exported")
+    given = {"dataset": f"folder:{tmp_path / 'exported'}"}
+    config = configs.make(given)
+    assert config.augmentation == "crop+flip+cutout"
+    assert configs.make({**given, "augmentation": "none"}).augmentation == "none"
+    saved = configs.as_dict(config)
+    assert saved["augmentation"] == "crop+flip+cutout"
+    for name, usual in (("mine", "none"), ("ham10000", "flip")):
+        export(replace(made, name=name), tmp_path / "exported")
+        assert configs.make(given).augmentation == usual
+    (tmp_path / "exported" / "dataset.json").write_text("[1")
+    assert configs.make(given).augmentation == "none"  # whoever loads it says what is wrong
+    shutil.rmtree(tmp_path / "exported")
+    assert configs.make(given).augmentation == "none"
+    assert configs.make(saved) == config  # what is written down does not ask again
 
 
 def test_a_setting_of_the_training_is_among_those_that_may_be_meant():

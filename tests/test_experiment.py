@@ -351,6 +351,94 @@ def test_a_measure_that_skips_rounds_is_taken_after_the_last():
     assert [r["round"] for r in history if "measures" in r] == [2, 3]
 
 
+MEDDLES = """
+from dataclasses import dataclass
+from fedrecall import trees
+from fedrecall.measures.moment import Measure
+
+@dataclass(frozen=True)
+class Meddles(Measure):
+    what: str = "after"
+
+    def __call__(self, moment):
+        if self.what == "memory":
+            next(tensor for _, tensor in trees.leaves(moment.good[0].memory)).add_(1)
+        elif self.what == "upload":
+            next(iter(moment.good[1].up.weights.params.values())).add_(1)
+        elif self.what == "dict":
+            moment.after.params.update({n: p * 0 for n, p in moment.after.params.items()})
+        elif self.what != "nothing":
+            next(iter(getattr(moment, self.what).params.values())).add_(1)
+        return {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("before", "before/params/"),
+        ("after", "after/params/"),
+        ("dict", "after/params/"),
+        ("upload", "uploads/1/weights/params/"),
+        ("memory", "memories/0/"),
+    ],
+)
+def test_a_measure_that_changes_what_it_looks_at_is_told(what, said, tmp_path):
+    (tmp_path / "mine.py").write_text(MEDDLES)
+    measure = f"{tmp_path / 'mine.py'}:Meddles"
+    settings = {"algorithm": "scaffold", "rounds": 1}
+    Experiment(config(measures=[f"{measure}:what=nothing"], **settings)).run()
+    with pytest.raises(UserError, match=rf"`measure .*mine\.py:Meddles` changes .*{said}.* in place"):
+        Experiment(config(measures=[f"{measure}:what={what}"], **settings)).run()
+
+
+def test_a_measure_is_taken_with_one_setting():
+    twice = config(measures=["confusion", "confusion:locals=true"])
+    with pytest.raises(UserError, match="measure confusion is asked for with two settings"):
+        Experiment(twice)
+    assert Experiment(config(measures=["confusion:every=2", "confusion:2"])).measures.keys() == {"confusion"}
+
+
+DRAWS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.out = nn.Linear(64, classes)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.out(x) if self.training else self.out(x + torch.randn_like(x))
+"""
+
+
+def test_a_network_that_draws_when_it_is_evaluated_draws_by_seed_and_round(tmp_path):
+    (tmp_path / "mynet.py").write_text(DRAWS)
+    settings = {"model": f"{tmp_path / 'mynet.py'}:Net", "measures": ["locals", "confusion:locals=true"]}
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    straight = Experiment(config(**settings)).run()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)
+    Experiment(config(rounds=2, **settings), tmp_path / "run").run()
+    resumed = Experiment(config(**settings), tmp_path / "run", resume=True).run()
+    for a, b in zip(resumed.history, straight.history, strict=True):
+        for key in ("accuracy", "loss", "class_accuracy", "measures"):
+            assert a[key] == b[key]
+
+
+def test_a_run_folder_may_be_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    given = {k: v for k, v in SMALL.items() if "." not in k} | {"rounds": 1, "progress": False}
+    assert fedrecall.run("~/runs/x", **given).out == tmp_path / "home" / "runs" / "x"
+    assert len(fedrecall.run("~/runs/x", resume=True, rounds=2, progress=False).history) == 2
+    assert Experiment(config(rounds=1), "~/runs/y").folder.path == tmp_path / "home" / "runs" / "y"
+    assert not (tmp_path / "~").exists()
+
+
 def test_exploding_clients_stop_the_run_if_all_fail_and_the_last_good_model_stays(tmp_path):
     Experiment(config(rounds=1), tmp_path / "run").run()
     exploding = config(**{"training.lr": 1e30, "algorithm": "fedavg"})

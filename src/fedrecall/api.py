@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedrecall import config as configs
+from fedrecall import files
+from fedrecall.data.augmentation import default_for
 from fedrecall.data.datasets import Dataset
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment, Result, Sink
@@ -31,13 +33,15 @@ def run(
     sinks: list[Sink] = []
     if "sinks" in settings:
         settings["sinks"], sinks = _named_and_made(settings["sinks"])
-    folder = RunFolder(Path(out)) if out is not None else None
+    folder = RunFolder(files.expanded(out)) if out is not None else None
     if resume and settings.keys() <= {*configs.MAY_CHANGE}:
         if folder is None or not folder.started:
             where = f"{out} holds no run to go on with" if folder else "resume=True needs the run's folder"
             raise UserError(f"{where}. To begin one, say of what and where: algorithm=..., out=....")
         config = configs.begun({**folder.config(), **settings})
     else:
+        if dataset is not None:  # whose recipe the config does not name
+            settings.setdefault("augmentation", str(default_for(dataset.name)))
         config = configs.make(configs.nested(settings))
     if progress:
         sinks = [*_shown(), *sinks]

@@ -11,7 +11,7 @@ import yaml
 from fedrecall import specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.augmentation import Augmentation, default_for
-from fedrecall.data.datasets import DATASETS
+from fedrecall.data.datasets import DATASETS, original
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError, nearest
 from fedrecall.measures import MEASURES
@@ -104,7 +104,7 @@ class Config:
                 registry.make(spec)
         augmentation = self.augmentation
         if augmentation is None:
-            augmentation = str(default_for(self.dataset["name"]))
+            augmentation = str(default_for(original(self.dataset)))
         object.__setattr__(self, "augmentation", str(Augmentation.parse(augmentation)))
         object.__setattr__(self, "test_augmentation", str(Augmentation.parse(self.test_augmentation)))
         protects = REGISTRIES["algorithm"].make(self.algorithm).protects

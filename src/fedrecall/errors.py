@@ -72,6 +72,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 _NO_MEMORY = (
     *("can't allocate memory", "not enough memory", "out of memory", "could not create a memory"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
     *("Storage size calculation overflowed", "array is too big"),  # more than there are addresses
 )
 # All that oneDNN says of it; the same words go on where it has no such primitive.

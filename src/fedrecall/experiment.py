@@ -19,7 +19,7 @@ import torch
 from fedrecall import config as configs
 from fedrecall import contracts, files, payloads, provenance, rounds, specs, streams, trees
 from fedrecall.algorithms import ALGORITHMS
-from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.backends import open_backend
 from fedrecall.backends.backend import Work
 from fedrecall.config import Config
@@ -31,11 +31,11 @@ from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import Diverged, Interrupted, UserError, sentence
 from fedrecall.measures import MEASURES
 from fedrecall.measures.accuracy import Evaluation, Recall, accuracy, class_accuracy, evaluate
-from fedrecall.measures.moment import Moment
+from fedrecall.measures.moment import Measure, Moment
 from fedrecall.measures.sites import by_client
 from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
-from fedrecall.models.networks import build
+from fedrecall.models.networks import build, real
 from fedrecall.models.trained import Inputs, Trained
 from fedrecall.records import INPUTS, Checkpoint, History, RunFolder, whole
 from fedrecall.sinks import following
@@ -121,7 +121,7 @@ class Experiment:
                     "fedrecall.experiment.Sink; one with a name, such as tensorboard, is named in the config."
                 )
         self.config = config
-        self.folder = out if isinstance(out, RunFolder) or out is None else RunFolder(Path(out))
+        self.folder = out if isinstance(out, RunFolder) or out is None else RunFolder(files.expanded(out))
         self.sinks: list[Sink] = [*sinks, *following(config.sinks, self.folder.path if self.folder else None)]
         self._stop: int | None = None
         self._saved = 0
@@ -166,10 +166,10 @@ class Experiment:
             self.federation = replace(given, dataset=normalised(config, given.dataset))
         self.model = make_model(config, self.federation.dataset, self.algorithm)
         weights = self.model.initial()
-        with streams.seeded(secrets.randbits(63) if self.algorithm.secret else config.seed, "start"):
+        with streams.seeded(None if self.algorithm.secret else config.seed, "start"):
             self.server = trees.without_graph(self.algorithm.start(weights))
             memory = self.algorithm.remember(weights)  # for its form: clients draw their own
-        self.measures = {MEASURES.parse(spec)[0]: MEASURES.make(spec) for spec in config.measures}
+        self.measures = measures_of(config)
         for measure in self.measures.values():
             measure.check(self.federation)
         contracts.weighted(self.server, "start", "the server's state")
@@ -204,6 +204,7 @@ class Experiment:
         files.write_json(folder.path / "config.json", configs.as_dict(self.config))
         start = provenance.environment(self.model.device)
         start |= ({"data": data} if data else {}) | ({"code": code} if code else {})
+        start["own models"] = keeps_own(self.algorithm)
         if not starts:
             start["run"] = secrets.token_hex(8)  # what others may know this run by, wherever it is moved
         files.write_json(folder.path / "made.json", [*starts, start])
@@ -392,7 +393,7 @@ class Experiment:
             )
             for name, measure in self.measures.items():
                 if number % measure.every == 0 or number == config.rounds:
-                    record.setdefault("measures", {})[name] = _plain(name, measure(moment))
+                    record.setdefault("measures", {})[name] = self._measured(name, measure, moment)
                     record["seconds"].setdefault("measures", {})[name] = clock.lap()
         if not shown:
             self._save(number, record, clock)
@@ -402,6 +403,20 @@ class Experiment:
         self.history.append(record)
         for sink in self.sinks:
             sink.record(record)
+
+    def _measured(self, name: str, measure: Measure, moment: Moment) -> Any:
+        """What a measure says of a round, which goes on as if nobody had looked."""
+        held = {
+            "before": moment.before,
+            "after": moment.after,
+            "sent": tuple(moment.sent),
+            "uploads": tuple(v.up for v in moment.visits),
+            "memories": tuple(v.memory for v in moment.visits),
+            "remembered": tuple(moment.memories),
+        }
+        given = contracts.untouched(held, f"measure {name}", "the round")
+        with given, streams.seeded(self.config.seed, "measure", name, moment.round_number):
+            return _plain(name, measure(moment))
 
     def _played(self, number: int) -> rounds.Dialogue[rounds.Round]:
         """The round as its clients play it."""
@@ -453,7 +468,8 @@ class Experiment:
 
     def evaluation(self, weights: Weights, number: int) -> Evaluation:
         """The model of this round on the test set; a host may have it elsewhere."""
-        return evaluate(self.model, weights, self.federation.test)
+        with streams.seeded(self.config.seed, "evaluate", number):  # of a network that draws
+            return evaluate(self.model, weights, self.federation.test)
 
     @property
     def evaluated_elsewhere(self) -> bool:
@@ -723,6 +739,19 @@ def _check_kept(tree: Any, what: str) -> None:
         )
 
 
+def measures_of(config: Config) -> dict[str, Measure]:
+    """What is measured, by name; UserError where two settings share one, of which a record has one."""
+    found: dict[str, Measure] = {}
+    for spec in config.measures:
+        name, measure = MEASURES.parse(spec)[0], MEASURES.make(spec)
+        if found.setdefault(name, measure) != measure:
+            raise UserError(
+                f"measure {name} is asked for with two settings, and a record has one of each measure: leave "
+                "one out."
+            )
+    return found
+
+
 def _plain(name: str, found: Any) -> Any:
     """What a measure found, or UserError if no record can hold it."""
     try:
@@ -897,5 +926,5 @@ def make_model(config: Config, dataset: Examples, algorithm: FedAvg) -> Model:
             f"`equip` returns {specs.shown(module)}: it must be the network that it was given, with what the "
             "algorithm adds to it."
         )
-    module = module.to(device_of(config), DTYPES[config.precision])
+    module = real(module).to(device_of(config), DTYPES[config.precision])
     return Model(module, compute=torch.bfloat16 if config.precision == "bfloat16" else None)

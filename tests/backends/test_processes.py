@@ -29,7 +29,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg, Memory
 from fedrecall.algorithms.fedntd import FedNTD
 from fedrecall.algorithms.scaffold import Scaffold
-from fedrecall.backends import choose, open_backend, parcels, processes
+from fedrecall.backends import choose, open_backend, parcels, places, processes
 from fedrecall.backends import worker as workers
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.parcels import pack, unpack
@@ -146,6 +146,47 @@ def test_answers_that_outgrow_their_rows_or_are_more_get_other_rows(opened):
         assert len(backend._arenas) == 1
     assert backend._arenas[0].rows == len(EVERYONE)
     assert backend._arenas[0].row_bytes == backend._answer_bytes
+
+
+def test_the_links_of_a_long_chain_need_few_open_files(opened):
+    w = work(workers=2)
+    backend = opened(w)
+    list(backend.map(jobs(w, [0, 2])))
+    before = len(os.listdir("/dev/fd"))
+    for number in (1, 2):  # what a round holds of its links goes with it
+        asked = [jobs(w, [0, 2], number) for _ in range(40)]
+        held = [list(backend.map(link)) for link in asked]
+        assert len(os.listdir("/dev/fd")) - before < 16
+        arenas = list(backend._arenas)
+        expected = list(Serial(w).map(asked[0]))
+        for found in held:  # nobody wrote where something lies
+            same(found, expected)
+        one = trees.arrays(trees.stack([v.up for v in held[-1]], copy=False))
+        assert all(t.data_ptr() == trees.arrays(held[-1][0].up)[n].data_ptr() for n, t in one.items())
+        del held, found, one
+        assert all(arena.free for arena in backend._arenas)
+    assert backend._arenas == arenas  # used again
+
+
+CHAINS = """
+import resource
+import fedrecall
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (80, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+settings = dict(dataset="synthetic:train=400", model="mlp:4", clients=100, sample=1.0, chains=2)
+there, here = (
+    fedrecall.run(backend=b, workers=2, rounds=1, partition="iid", progress=False, **settings)
+    for b in ("processes", "serial")
+)
+assert [r["loss"] for r in there.history] == [r["loss"] for r in here.history]
+"""
+
+
+def test_chains_of_many_clients_are_played_where_few_files_may_be_open(tmp_path):
+    command = [sys.executable, "-c", CHAINS]
+    limits = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=limits, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 class Scribbler(Scaffold):
@@ -705,6 +746,65 @@ def test_workers_find_what_lies_beside_a_users_file(tmp_path, opened):
     )
     w = work(ALGORITHMS.make(f"{tmp_path / 'mine.py'}:Mine"), workers=2)
     same(opened(w).map(jobs(w)), Serial(w).map(jobs(w)))
+
+
+def in_parts(folder: Path) -> tuple[Work, list[Path]]:
+    """Work with an algorithm of several files, and those that it takes names from."""
+    unique = folder.name.replace("-", "_")
+    (folder / f"rates_{unique}").mkdir()
+    (folder / f"loose_{unique}").mkdir()
+    package = folder / f"rates_{unique}"
+    parts = {
+        package / "__init__.py": "from . import _numbers as numbers\n",
+        package / "_numbers.py": "HALF = 0.5\n",
+        folder / f"late_{unique}.py": "FACTOR = 0.25\n",
+        folder / f"loose_{unique}" / "more.py": f"from rates_{unique}.numbers_too import TWICE\n",
+        package / "numbers_too.py": "def never():\n    from ...beyond import it\nTWICE = 2.0\n",
+    }
+    for path, text in parts.items():
+        path.write_text(text)
+    (folder / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedrecall.algorithms.fedavg import FedAvg\n"
+        f"from rates_{unique} import numbers\n"
+        f"import loose_{unique}.more as more\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(FedAvg):\n"
+        "    def correct(self, grads, anchor):\n"
+        f"        from late_{unique} import FACTOR\n"
+        "        return {n: more.TWICE * numbers.HALF * FACTOR * g for n, g in grads.items()}\n"
+    )
+    return work(ALGORITHMS.make(f"{folder / 'mine.py'}:Mine"), workers=2), list(parts)
+
+
+def test_workers_have_what_lies_beside_a_users_file_as_it_was_when_the_run_began(tmp_path, opened):
+    w, parts = in_parts(tmp_path)
+    backend = opened(w)
+    expected = list(Serial(w).map(jobs(w)))
+    for path in parts:
+        path.write_text("raise RuntimeError('edited')\n")
+    same(backend.map(jobs(w)), expected)
+    same(opened(w).map(jobs(w)), expected)  # this process goes on with what it imported
+
+
+def test_of_what_a_file_imports_only_its_neighbours_are_sent(tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    installed = here / "env" / "lib" / "site-packages"
+    for folder, name in ((here, "neighbour"), (installed, "installed_there"), (tmp_path, "elsewhere")):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.py").write_text("import json\n")
+        monkeypatch.syspath_prepend(str(folder))
+    names = "neighbour, installed_there, elsewhere, torch.nn, fedrecall.trees, nowhere, json, missing.part"
+    found = places.beside({here / "mine.py": f"import {names}".encode()})
+    assert found == {"neighbour": places.Source(str(here / "neighbour.py"), b"import json\n", None)}
+
+
+def test_where_code_is_looked_for_may_be_given_as_paths(tmp_path, opened, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # which Python passes over
+    monkeypatch.setattr(processes.Nursery, "_shared", None)
+    w = work(workers=2)
+    same(opened(w).map(jobs(w)), Serial(w).map(jobs(w)))
+    processes.Nursery.shared().close()
 
 
 def test_an_interrupted_question_to_the_nursery_ends_it(opened, monkeypatch):

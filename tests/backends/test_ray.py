@@ -4,6 +4,7 @@ import contextlib
 import errno
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from tests.backends.clusters import NODE, descendants, gone, two_nodes
-from tests.backends.test_processes import SIZES, Raises, jobs, same, work
+from tests.backends.test_processes import SIZES, Raises, in_parts, jobs, same, work
 
 from fedrecall import specs, trees
 from fedrecall.algorithms import ALGORITHMS
@@ -26,7 +27,8 @@ from fedrecall.algorithms.scaffold import Scaffold
 from fedrecall.backends import OPTIONS, open_backend, ray_cluster
 from fedrecall.backends.backend import Work
 from fedrecall.backends.parcels import Folded, fold, unfold
-from fedrecall.backends.ray_cluster import Actor, Cluster, Options, Places, RayCluster
+from fedrecall.backends.places import Places
+from fedrecall.backends.ray_cluster import Actor, Cluster, Options, RayCluster
 from fedrecall.backends.serial import Serial
 from fedrecall.data.store import Split
 from fedrecall.errors import UserError
@@ -243,7 +245,7 @@ def test_what_no_actor_could_send_is_told_of():
 @pytest.mark.parametrize(
     "step",
     [
-        lambda: Actor().take_up(Places([], {}), fold(None), fold(None)),
+        lambda: Actor().take_up(Places([], {}, {}), fold(None), fold(None)),
         lambda: Actor().visit(1, fold(None), fold(None), 1, 0),
         lambda: ray_cluster._answer(None),
     ],
@@ -354,6 +356,16 @@ def test_a_users_file_reaches_machines_that_do_not_have_it(opened, tmp_path):
     path.unlink()
     asked = jobs(w)
     same(backend.map(asked), Serial(w).map(asked))
+
+
+@needs_ray
+def test_what_a_users_file_imports_from_its_folder_reaches_machines_that_do_not_have_it(opened, tmp_path):
+    folder = tmp_path / "apart"
+    folder.mkdir()
+    w, _ = in_parts(folder)
+    backend, expected = opened(w), list(Serial(w).map(jobs(w)))
+    shutil.rmtree(folder)
+    same(backend.map(jobs(w)), expected)
 
 
 def test_source_becomes_the_same_module_wherever_it_is_read(tmp_path):

@@ -17,11 +17,12 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fedrecall.data import datasets, hub, store
+from fedrecall.data import datasets, folders, hub, store
 from fedrecall.data.datasets import DATASETS, Dataset, available, export, load, load_export
 from fedrecall.data.images import decode
 from fedrecall.data.store import fixed_statistics, statistics
 from fedrecall.errors import UserError
+from fedrecall.specs import plain
 
 
 @pytest.fixture(autouse=True)
@@ -239,6 +240,38 @@ def test_only_what_the_hub_sent_opens_without_a_root_and_without_the_hub(tmp_pat
     assert len(load("mnist", root, cache).train) == 8  # decoded anew, beside the hub's
     assert len(load("mnist", cache=cache).train) == 9
     assert {a.name: a.here for a in available(cache=cache)}["mnist"]
+
+
+def own_images(**says):
+    """Somebody's own class of images, as its file has it now."""
+    settings = {"repository": "ylecun/mnist", "channels": 1, "__module__": "mine"} | says
+    return dataclasses.dataclass(frozen=True)(type("Mine", (datasets.HubImages,), settings))()
+
+
+@pytest.mark.parametrize("from_hub", [False, True])
+def test_a_class_of_ones_own_that_says_something_else_is_read_anew(tmp_path, monkeypatch, online, from_hub):
+    mirror(tmp_path / "data", "mnist")
+    mirror(tmp_path / "hub", "fashion_mnist", train=7)
+    place = None if from_hub else tmp_path / "data", tmp_path / "cache"
+    assert load(own_images(), *place).shape == (1, 28, 28)
+    assert load(own_images(size=14), *place).shape == (1, 14, 14)
+    assert load(own_images(channels=3), *place).shape == (3, 28, 28)
+    if from_hub:
+        assert len(load(own_images(repository="zalando-datasets/fashion_mnist"), *place).train) == 7
+    with monkeypatch.context() as patch:
+        patch.setattr(hub, "hugging_face", refuse)
+        last = own_images(repository="zalando-datasets/fashion_mnist") if from_hub else own_images(channels=3)
+        load(last, *place)
+        if from_hub:  # what it sent may not be had again
+            assert load(own_images(), *place).shape == (1, 28, 28)
+
+
+def test_shipped_data_sets_are_cached_as_they_were(tmp_path):
+    mirror(tmp_path / "data", "mnist")
+    recipe, folder = datasets.MNIST(), tmp_path / "data" / "ylecun" / "mnist"
+    assert recipe.cached("mnist", None) == ("mnist", "hub")
+    files = folders.fingerprint_of(folder, folders.walk(folder))
+    assert recipe.cached("mnist", tmp_path / "data") == ("mnist", datasets._digest(files))
 
 
 @pytest.mark.parametrize("named", ["option", "environment"])
@@ -463,6 +496,27 @@ def test_without_a_test_split_a_share_of_every_class_is_held_out(tmp_path):
     assert len({tuple(x) for x in everything}) == 20
     assert torch.equal(load(f"folder:{folder}", cache=tmp_path / "other").test.x, d.test.x)
     assert len(load({"name": "folder", "path": str(folder), "held_out": 0.5}).test) == 10
+
+
+NFC, NFD = "caf\u00e9", "cafe\u0301"
+"""One name as two systems write it."""
+
+
+def test_a_class_is_the_same_however_its_folders_accents_are_written(tmp_path):
+    image_folder(tmp_path / "mixed", ("train",), (NFC, "dog"))
+    image_folder(tmp_path / "mixed", ("test",), (NFD, "dog"))
+    image_folder(tmp_path / "mixed", ("train",), (NFD,))
+    d = load(f"folder:{tmp_path / 'mixed'}")
+    assert d.class_names == (NFC, "dog")
+    assert torch.bincount(d.train.y).tolist() == [10, 5]
+    assert torch.bincount(d.test.y).tolist() == [5, 5]
+    for name, spelt in (("composed", NFC), ("decomposed", NFD), ("plain", "cafe")):
+        image_folder(tmp_path / name, ("train", "test"), (spelt, "dog"))
+        folder = datasets.Folder(str(tmp_path / name))
+        files = folders.fingerprint_of(tmp_path / name, folders.walk(tmp_path / name))
+        as_it_was = datasets._digest(files, plain(folder), 4)
+        # What was cached of it by another name is made anew; nothing else is.
+        assert (folder.cached("folder", None)[1] == as_it_was) == (spelt != NFD)
 
 
 def test_grey_images_keep_one_channel_unless_some_have_colour(tmp_path):

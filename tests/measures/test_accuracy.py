@@ -83,6 +83,48 @@ def test_evaluate_counts_every_example_once_whatever_the_batch():
         assert found.loss == pytest.approx(float(expected), rel=1e-12)
 
 
+def poor(model: Model, most: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A model whose device has memory for so many examples at once; the batches that it is given."""
+    tried, frozen = [], model.frozen
+
+    def bounded(weights, x):
+        tried.append(len(x))
+        if len(x) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return frozen(weights, x)
+
+    monkeypatch.setattr(model, "frozen", bounded)
+    return tried
+
+
+def test_where_memory_runs_out_fewer_examples_are_taken_at_once(monkeypatch):
+    stream = torch.Generator().manual_seed(0)
+    x, y = torch.randn(170, 3, generator=stream), torch.randint(0, 3, (170,), generator=stream)
+    data = ClientData(x, y, 3, torch.zeros(3), torch.ones(3))
+    model = Model(nn.Linear(3, 3))
+    expected = A.evaluate(model, model.initial(), data, 50)
+    tried = poor(model, 50, monkeypatch)
+    found = A.evaluate(model, model.initial(), data)
+    assert found.confusion.tolist() == expected.confusion.tolist()
+    assert found.predicted.tolist() == expected.predicted.tolist()
+    assert found.loss == expected.loss
+    assert tried == [100, 50, 50, 50, 20]
+    tried.clear()
+    A.evaluate(model, model.initial(), data)  # what did not fit before is not tried again
+    assert tried == [50, 50, 50, 20]
+
+
+def test_one_example_that_does_not_fit_and_other_errors_are_told(monkeypatch):
+    data = ClientData(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64), 2, torch.zeros(2), torch.ones(2))
+    model = Model(nn.Linear(2, 2))
+    tried = poor(model, 0, monkeypatch)
+    with pytest.raises(torch.OutOfMemoryError):
+        A.evaluate(model, model.initial(), data)
+    assert tried == [3, 1]
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        A.evaluate(Model(nn.Linear(5, 2)), Model(nn.Linear(5, 2)).initial(), data)
+
+
 def test_round_by_round_as_from_the_whole_history():
     curve = np.random.default_rng(0).random((30, 4))
     recall = A.Recall()

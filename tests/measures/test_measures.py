@@ -13,10 +13,12 @@ from torch import nn
 
 from fedrecall import specs
 from fedrecall.algorithms.fedavg import FedAvg, Memory
+from fedrecall.data.augmentation import plain
 from fedrecall.data.client import ClientData
 from fedrecall.data.datasets import Split
+from fedrecall.errors import UserError
 from fedrecall.measures import MEASURES
-from fedrecall.measures.alignment import SILENT, alignment, preferences, preferred
+from fedrecall.measures.alignment import SILENT, alignment, last_linear, preferences, preferred
 from fedrecall.measures.divergence import distribution_distance, weight_divergence
 from fedrecall.measures.diversity import full_gradient, gradient_diversity
 from fedrecall.measures.landscape import Loss, perturbation_curve
@@ -291,6 +293,91 @@ def test_a_channel_of_a_convolution_is_one_neuron():
     x = torch.tensor([[[[0.0, 0], [0, 1]]], [[[2.0, 2], [2, 2]]]])  # class 1 is brighter than class 0
     data = ClientData(x, torch.tensor([0, 1]), 2, torch.zeros(1), torch.ones(1))
     assert preferences(model, start, data, ("conv",))["conv"].tolist() == [1, 0]
+
+
+class Tokens(nn.Module):
+    """Rows of four numbers as two tokens of two, which attend to each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(2, 4)
+        self.embed_act = nn.ReLU()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.mixed = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3))
+        self.head = nn.Linear(3, 2)
+        self.never = nn.Linear(3, 3)
+
+    def forward(self, x):
+        tokens = self.embed_act(self.embed(x.view(-1, 2, 2)))
+        across = self.attention(tokens, tokens, tokens)[0]
+        return self.head(self.mixed(across).mean(1))
+
+
+def tokens(count: int = 6) -> tuple[Model, ClientData]:
+    stream = torch.Generator().manual_seed(0)
+    x, y = torch.randn(count, 4, generator=stream, dtype=torch.float64), torch.arange(count) % 2
+    data = ClientData(x, y, 2, torch.zeros(4), torch.ones(4), dtype=torch.float64)
+    return Model(Tokens().double()), data
+
+
+def test_a_neuron_of_a_linear_layer_answers_with_its_mean_over_the_tokens():
+    model, data = tokens()
+    weights = model.initial()
+    rows = plain(data.x, data.mean, data.std, data.dtype).view(-1, 2, 2)
+    embedded = torch.relu(rows @ weights.params["embed.weight"].T + weights.params["embed.bias"])
+    by_class = torch.stack([embedded[data.y == c].mean((0, 1)) for c in range(2)])  # [C, F], of four neurons
+    found = preferences(model, weights, data, ("embed", "mixed"))
+    assert found["embed"].tolist() == preferred(by_class.numpy()).tolist()
+    assert len(found["mixed"]) == 3  # a block's features are its last axis as well
+
+
+def test_layers_that_the_network_never_calls_are_not_its_last(moment):
+    model, data = tokens()
+    assert last_linear(model, data) == ("mixed.1", "head")  # neither the attention's out_proj nor `never`
+    split, weights = Split(data.x, data.y), model.initial()
+    dataset = replace(moment.federation.dataset, train=split, test=split, mean=data.mean, std=data.std)
+    federation = replace(moment.federation, dataset=dataset)
+    seen = replace(moment, model=model, federation=federation, before=weights, after=weights, visits=[])
+    assert set(MEASURES.make("alignment")(seen)["layers"]) == {"mixed.1", "head"}
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        ("attention.out_proj", "the network never calls its layer 'attention.out_proj'"),
+        ("attention", "layer 'attention' gives a tuple"),
+        ("first", r"layer 'first' gives \[2, 6, 4\] for 6 examples"),
+    ],
+)
+def test_a_layer_without_neurons_to_look_at_is_told(layer, words):
+    model, data = tokens()
+
+    class TokensFirst(Tokens):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Identity()
+
+        def forward(self, x):
+            self.first(self.embed(x.view(-1, 2, 2)).transpose(0, 1))
+            return super().forward(x)
+
+    model = Model(TokensFirst().double())
+    with pytest.raises(UserError, match=words):
+        preferences(model, model.initial(), data, (layer,))
+
+
+def test_a_network_without_a_linear_layer_that_is_called_has_to_have_its_layers_named():
+    class Product(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.never = nn.Parameter(torch.eye(2)), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return x @ self.weight
+
+    data = ClientData(torch.eye(2), torch.tensor([0, 1]), 2, torch.zeros(2), torch.ones(2))
+    with pytest.raises(UserError, match="no fully connected layer that it calls: name the layers"):
+        last_linear(Model(Product()), data)
 
 
 def test_no_neuron_prefers_a_class_without_examples():

@@ -510,11 +510,13 @@ def test_what_accuracy_is_of_is_said_where_clients_may_keep_layers(tmp_path):
     settings = {"dataset": "synthetic:3,train=90,test=30", "model": "mlp:4", "clients": 3, "sample": 2}
     fedrecall.run(tmp_path / "per", algorithm="examples/fedper.py:FedPer", rounds=1, **settings)
     own = "examples/fedmean.py:FedMean"  # whose clients keep nothing
-    for name, algorithm in (("mean", own), ("avg", "fedavg"), ("scaffold", "scaffold")):
+    other = "examples/fedsparse.py:FedSparse"  # whose clients keep something else
+    others = {"mean": own, "sparse": other, "avg": "fedavg", "scaffold": "scaffold"}
+    for name, algorithm in others.items():
         fedrecall.run(tmp_path / name, algorithm=algorithm, rounds=1, **settings)
     said = "accuracy, loss and forgetting are of what travels"
     page = build(open_runs([tmp_path]))
     caption = next(part for part in page.split("</figcaption>") if "headline" in part)
     assert f"Clients of fedper.py:FedPer may keep layers of their own: {said}" in caption
     assert "--measure fairness,personal" in caption
-    assert said not in build(open_runs([tmp_path / name for name in ("mean", "avg", "scaffold")]))
+    assert said not in build(open_runs([tmp_path / name for name in others]))

@@ -136,26 +136,43 @@ def unfold(folded: Folded, *, copy: bool = True) -> Any:
 class Arena:
     """Shared memory in rows, used again and again: its pages are there already.
 
-    Values of one structure in its rows lie as a stack of them would, and `trees.stack` finds that.
+    Values of one structure in its rows lie as a stack of them would, and `trees.stack` finds that. The rows
+    are lent in parts of ``rows`` each: one file holds the answers of many links. What was never written to
+    takes no memory.
     """
 
-    def __init__(self, rows: int, row_bytes: int):
-        self.rows, self.row_bytes = rows, row_bytes
+    def __init__(self, rows: int, row_bytes: int, parts: int = 1):
+        self.rows, self.row_bytes, self.parts = rows, row_bytes, parts
+        self._size = parts * rows * row_bytes
         self.descriptor = _anonymous()
-        os.ftruncate(self.descriptor, rows * row_bytes)
-        self._mapped = mmap.mmap(self.descriptor, rows * row_bytes)
-        self._lent: Any = None
+        os.ftruncate(self.descriptor, self._size)
+        self._mapped = mmap.mmap(self.descriptor, self._size)
+        self._lent: list[Any] = [None] * parts
 
     @property
     def free(self) -> bool:
         """Whether no tensor lies in it any more."""
-        return self._lent is None or self._lent() is None
+        return all(map(self._is_free, range(self.parts)))
 
-    def lend(self) -> Tensor:
-        """All of it; it is not free while this tensor lives, or another with the same storage."""
-        view = memoryview(self._mapped)
-        self._lent = weakref.ref(view)
-        return torch.frombuffer(view, dtype=torch.uint8)
+    @property
+    def has_room(self) -> bool:
+        """Whether no tensor lies in one of its parts."""
+        return any(map(self._is_free, range(self.parts)))
+
+    def _is_free(self, part: int) -> bool:
+        lent = self._lent[part]
+        return lent is None or lent() is None
+
+    def lend(self) -> tuple[int, Tensor]:
+        """A free part: the number of its first row, and its memory.
+
+        It is not free while this tensor lives, or another with the same storage.
+        """
+        part = next(filter(self._is_free, range(self.parts)))
+        first = part * self.rows
+        view = memoryview(self._mapped)[first * self.row_bytes : (first + self.rows) * self.row_bytes]
+        self._lent[part] = weakref.ref(view)
+        return first, torch.frombuffer(view, dtype=torch.uint8)
 
     def row(self, number: int) -> slice:
         """The bytes of a row."""
@@ -163,7 +180,7 @@ class Arena:
 
     def parcel(self) -> Parcel:
         """What tells another process of it; see `Borrowed`."""
-        return Parcel(ANSWERS, self.descriptor, self.rows * self.row_bytes)
+        return Parcel(ANSWERS, self.descriptor, self._size)
 
     def close(self) -> None:
         """No more of it for others; tensors in it stay."""

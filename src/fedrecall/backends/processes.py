@@ -28,7 +28,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -51,6 +50,7 @@ from fedrecall.backends.parcels import (
     packed_size,
     unpack,
 )
+from fedrecall.backends.places import Places, importable
 from fedrecall.backends.serial import Serial
 from fedrecall.backends.worker import STOPS, Failed
 from fedrecall.errors import UserError
@@ -127,7 +127,7 @@ class Nursery:
         ours, theirs = socket.socketpair()
         with theirs:
             number = theirs.fileno()
-            command = _START.format(path=json.dumps(sys.path), descriptor=number)
+            command = _START.format(path=json.dumps(importable()), descriptor=number)
             with _held_back():  # Ctrl-C is sent to it as well, and may come while it imports
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", command],
@@ -189,7 +189,7 @@ returning its pages; then huge pages, which the command line asks for, only cost
 class Worker:
     """One worker as this process sees it."""
 
-    def __init__(self, nursery: Nursery, places: tuple[list[str], dict[Path, bytes]], work: Parcel):
+    def __init__(self, nursery: Nursery, code: Places, work: Parcel):
         ours, theirs = socket.socketpair()
         pulse = _anonymous()
         try:
@@ -212,7 +212,7 @@ class Worker:
         """Whether it has said that it understood the work."""
         self.since = 0.0
         self._seen, self._still = b"", 0
-        self.channel.send(pack(places))
+        self.channel.send(pack(code))
         self.channel.send(work)
 
     def stands_still(self) -> bool:
@@ -237,14 +237,13 @@ class Processes:
                 f"worker processes cannot load your algorithm or model: {error}; put it into a file of its "
                 "own and name it as file.py:Class, or use the serial backend."
             ) from error
-        # Where a worker finds the code: what can be imported, and the files loaded by path that it needs, as
-        # they were loaded: the files themselves may have been changed since.
+        # Of the files loaded by path those that a worker needs.
         needed = {
             path: specs.loaded_sources[path]
             for path, module in specs._loaded_files.items()
             if module.__name__.encode() in self._parcel.structure
         }
-        self._places = (list(sys.path), needed)
+        self._places = Places.of(needed)
         self._workers: list[Worker] = []
         self._arenas: list[Arena] = []
         self._shelves: dict[bytes, Shelf] = {}
@@ -292,15 +291,19 @@ class Processes:
             self._shelves.clear()
 
     def _arena(self, rows: int) -> Arena | None:
-        """Room for the answers of a link, once it is known how large they are."""
+        """Room for the answers of a link, once it is known how large they are.
+
+        A round holds those of all its links, of which there may be more than files that may be open: each
+        arena has room for as many as all before it.
+        """
         if not self._answer_bytes:
             return None
-        free = [arena for arena in self._arenas if arena.free]
-        for arena in free:
-            if arena.rows >= rows and arena.row_bytes >= self._answer_bytes:
+        fit = [a for a in self._arenas if a.rows >= rows and a.row_bytes >= self._answer_bytes]
+        for arena in fit:
+            if arena.has_room:
                 return arena
-        self._forget(free)
-        self._arenas.append(Arena(rows, self._answer_bytes))
+        self._forget([arena for arena in self._arenas if arena.free])
+        self._arenas.append(Arena(rows, self._answer_bytes, max(1, sum(a.parts for a in fit))))
         return self._arenas[-1]
 
     def _forget(self, arenas: list[Arena]) -> None:
@@ -450,7 +453,10 @@ class _Link:
     ):
         self.work, self.jobs = work, jobs
         self.arena, self.shelves = arena, shelves
-        self._room = arena.lend() if arena else None
+        self._first_row = 0
+        self._room: Tensor | None = None
+        if arena:
+            self._first_row, self._room = arena.lend()
         sizes = [work.federation.size(job.client) for job in jobs]
         self.waiting = deque(sorted(range(len(jobs)), key=lambda place: -sizes[place]))
         self.visits: dict[int, Visit] = {}
@@ -503,7 +509,7 @@ class _Link:
             worker.channel.send(self._downs[id(job.down)][0])
             worker.down = job.down
         data, self._data[place] = self._laid(DATA, self.work.federation.client(job.client))
-        row = self.arena.row(place) if self.arena else None
+        row = self.arena.row(self._first_row + place) if self.arena else None
         memories = self.shelves.get(MEMORIES)
         memory, spare = job.memory, None
         if memories:

@@ -25,14 +25,14 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import torch
 
 from fedrecall import specs, streams, trees
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.parcels import Folded, Unsendable, fold, unfold
+from fedrecall.backends.places import Places
 from fedrecall.backends.processes import ATTEMPTS, PATIENCE, SLOWER, cores, raise_again
 from fedrecall.backends.worker import Failed, told, unsent
 from fedrecall.errors import UserError, lacks_memory
@@ -71,12 +71,11 @@ class Actor:
         self._fixed: Any = None
         self._down: tuple[int, Any] = (-1, None)
 
-    def take_up(self, places: Places, work: Folded, data: Folded) -> Folded:
+    def take_up(self, code: Places, work: Folded, data: Folded) -> Folded:
         """Begin with a run."""
         try:
-            sys.path.extend(path for path in places.path if path not in sys.path)
-            for path, source in places.files.items():  # where a user's own classes are defined
-                specs.load_source(path, source)
+            sys.path.extend(path for path in code.path if path not in sys.path)
+            code.load()  # where a user's own classes are defined
             self._fixed = (*unfold(work), unfold(data, copy=False))
         except Exception as error:
             return _answer(_told(error))
@@ -126,14 +125,6 @@ def _answer(made: Any) -> Folded:
     except Exception as error:
         _leave_without_memory(error)
         return fold(unsent(error))
-
-
-class Places(NamedTuple):
-    """Where an actor finds the code: what can be imported, and files that were loaded by path."""
-
-    path: list[str]
-    files: dict[Path, bytes]
-    """With their content: another machine does not have them."""
 
 
 class Member:
@@ -269,7 +260,7 @@ class RayCluster:
             held += 4 * trees.size_in_bytes(work.algorithm.remember(weights))
         need = options.memory * 2**30 if options.memory else PROCESS_BYTES + held
         self._memory = -(-int(need) // _GRAIN) * _GRAIN
-        places = Places(list(sys.path), dict(specs.loaded_sources))
+        code = Places.of(specs.loaded_sources)
         try:
             fixed = fold((work.algorithm, work.model, work.recipe, work.seed))
             data = fold(_training_data(work.federation))
@@ -282,7 +273,7 @@ class RayCluster:
         self._ray = self._cluster.ray
         self.count = self._size()
         self._check_store(data)
-        self._orders = [self._ray.put(part) for part in (places, fixed, data)]
+        self._orders = [self._ray.put(part) for part in (code, fixed, data)]
         self._members: list[Member] = []
         self._numbers = itertools.count()
         self._pace = 0.0

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedrecall import specs
 from fedrecall.backends.parcels import (
     ANSWERS,
     DATA,
@@ -39,6 +38,7 @@ from fedrecall.backends.parcels import (
     unfold,
     unpack,
 )
+from fedrecall.backends.places import Places
 from fedrecall.errors import UserError, lacks_memory, sentence
 from fedrecall.training import Visit, visit
 
@@ -160,7 +160,8 @@ def _beat(descriptor: int) -> None:
 
 def work(channel: Channel) -> None:
     """Make visits until the channel closes."""
-    sys.path[:], files = unpack(channel.receive())
+    code: Places = unpack(channel.receive())
+    sys.path[:] = code.path
     fixed: Any = None
     down: Any = None
     rooms: dict[bytes, Borrowed] = {}
@@ -179,8 +180,7 @@ def work(channel: Channel) -> None:
             continue
         try:
             if fixed is None:
-                for path, source in files.items():  # where a user's own classes are defined
-                    specs.load_source(path, source)
+                code.load()  # where a user's own classes are defined
                 fixed = unpack(parcel)
                 answer: Any = None
             else:

@@ -9,10 +9,12 @@ import os
 import re
 import stat
 import tempfile
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
+from inspect import get_annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -50,6 +52,7 @@ DATASETS = Registry(
 _DECODER = 1  # raised when the same files come to give other tensors, so that caches are made anew
 _FOLDERS = 4  # the same for users' own folders
 _ORIGINS = 1  # the same for data sets that tell where examples are from
+_COMPOSED = 1  # the same for folders in which a name is not in Unicode's composed form
 
 
 Sizes = tuple[int | range, int | range]
@@ -109,7 +112,7 @@ def _load(
         return _read(recipe, name, root)
     whose, version = re.sub(r"[^a-zA-Z0-9_-]+", "_", labels[0]), labels[1]
     cache = _cache(cache)
-    path, of_hub = (cache / f"{whose}-{v}.safetensors" for v in (version, _HUB))
+    path = cache / f"{whose}-{version}.safetensors"
     kept = store.load(path)
     if kept is None:
         made = _read(recipe, name, root)
@@ -120,7 +123,7 @@ def _load(
                 f"the cache {path} cannot be written: {error}; name another with FEDRECALL_CACHE."
             ) from error
         for stale in cache.glob(f"{whose}-*.safetensors"):
-            if stale not in (path, of_hub):  # what the hub sent may not be had again
+            if stale != path and not stale.name.startswith(f"{whose}-{_HUB}"):  # that may not be had again
                 stale.unlink(missing_ok=True)
         kept = store.load(path) or made
     return kept
@@ -136,6 +139,13 @@ def _read(recipe: Recipe, name: str, root: Path | None) -> Dataset:
             "fedrecall.from_arrays(x, y) makes of arrays."
         )
     return found
+
+
+def original(spec: Mapping[str, Any]) -> str:
+    """The name of the data set that a spec stands for: of an export that is here, of what it was made of."""
+    recipe = DATASETS.make(spec)
+    exported = store.exported_name(Path(recipe.path)) if isinstance(recipe, Folder) else None
+    return exported or str(spec["name"])
 
 
 def _root(root: Path | None) -> Path | None:
@@ -301,14 +311,19 @@ class HubImages(Recipe):
         return folder
 
     def cached(self, name: str, root: Path | None) -> tuple[str, str] | None:
-        """By the files of the local copy, or as the hub's; an export needs no cache."""
+        """By the files of the local copy, or as the hub's; an export needs no cache.
+
+        Somebody's own class may come to say something else: by that as well.
+        """
         folder = self._copy(name, root)
+        own = type(self).__module__ != __name__
+        said = [{n: getattr(self, n) for n in get_annotations(HubImages)}, plain(self)] if own else []
         if folder is None:
-            return name, _HUB
+            return name, f"{_HUB}-{_digest(said)}" if own else _HUB
         if store.is_export(folder):
             return None
         versions = [_ORIGINS] if self.origin else []
-        return name, _digest(folders.fingerprint_of(folder, folders.walk(folder)), *versions)
+        return name, _digest(folders.fingerprint_of(folder, folders.walk(folder)), *versions, *said)
 
     def read(self, name: str, root: Path | None) -> Dataset:
         """Decode the local copy, or what the hub sends."""
@@ -535,7 +550,8 @@ class Folder(Recipe):
         fingerprint = folders.fingerprint_of(folder, folders.walk(folder))
         whose = "part" if self.part else "folder"
         slug = f"{whose}-{slug}-{_digest(str(folder.resolve()))}"
-        return slug, _digest(fingerprint, plain(self), _FOLDERS)
+        composed = all(unicodedata.is_normalized("NFC", name) for name, *_ in fingerprint)
+        return slug, _digest(fingerprint, plain(self), _FOLDERS, *([] if composed else [_COMPOSED]))
 
     def read(self, name: str, root: Path | None) -> Dataset:
         """Decode it."""

@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import tempfile
+import unicodedata
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -109,7 +110,7 @@ def read_images(folder: Path, files: list[Path], told: Told, size: int) -> Sourc
         rows = splits[split]
         told.note(rows, dict.fromkeys(told.columns, parts[0]), str(path))
         rows.x.append(decode(_bytes(path), str(path), size))
-        rows.y.append(parts[-2])
+        rows.y.append(unicodedata.normalize("NFC", parts[-2]))  # é may be one sign or two
         rows.where.append(str(path))
     return Source(splits)
 

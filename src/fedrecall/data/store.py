@@ -321,6 +321,15 @@ def is_export(folder: Path) -> bool:
     return files.found(folder / _INDEX, stat.S_ISREG)
 
 
+def exported_name(folder: Path) -> str | None:
+    """What the data set is called that ``export`` wrote there; None where there is none that can be read."""
+    try:
+        name = files.read_json(folder / _INDEX)["name"] if is_export(folder) else None
+    except (UserError, LookupError, TypeError):  # `load_export` says what is wrong
+        return None
+    return name if isinstance(name, str) else None
+
+
 def load_export(folder: Path) -> Dataset:
     """Join the parts that ``export`` wrote."""
     index = files.read_json(folder / _INDEX)

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedrecall import config as configs
-from fedrecall import contracts, payloads, provenance
+from fedrecall import contracts, payloads, provenance, streams
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.config import Config
@@ -217,9 +217,10 @@ def _train(node: Node, task: Task, arrays: dict[str, Tensor]) -> Visit:
 def make_test(node: Node, content: RecordDict) -> RecordDict:
     """Count what the model predicts for the node's test examples."""
     task, arrays = wire.unpack(content, Task, "the server's task")
-    _, model, silo, _ = _prepare(node, task)
+    _, model, silo, config = _prepare(node, task)
     weights = payloads.check(arrays, model.initial(), "what the server sent")
-    found = evaluate(model, weights, silo.test)
+    with streams.seeded(config.seed, "evaluate", task.round):
+        found = evaluate(model, weights, silo.test)
     counts, finite = found.confusion.ravel().tolist(), math.isfinite(found.loss)
     return wire.pack(Tested(task.round, task.client, counts, found.loss if finite else 0.0, finite))
 

@@ -82,7 +82,7 @@ def _warn(message: Warning | str, *_where: Any, **_more: Any) -> None:
 
 def serve(grid: Grid, config: Config, hosting: Hosting) -> Result:
     """Wait for the nodes, then play the rounds that are left."""
-    folder = None if hosting.out is None else RunFolder(Path(hosting.out))
+    folder = None if hosting.out is None else RunFolder(files.expanded(hosting.out))
     if folder is None:
         return _serve(grid, config, hosting, None)
     folder.acquire()  # before anything is read of it: while nodes are waited for it stays as it is

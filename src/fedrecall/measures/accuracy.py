@@ -2,17 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
 from fedrecall.batches import LocalData
 from fedrecall.data.partitions import out_local_distribution
+from fedrecall.errors import lacks_memory
 from fedrecall.losses import cross_entropy
 from fedrecall.models.model import Model, Weights
 
 BATCH = {"cpu": 100}  # the fastest on a CPU: its activations stay in cache
 LARGE_BATCH = 2000  # elsewhere
+_fitting: WeakKeyDictionary[Model, int] = WeakKeyDictionary()
+"""Of a model for which memory ran out, how many examples there was room for."""
 
 
 class Evaluation(NamedTuple):
@@ -31,12 +35,30 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(model: Model, weights: Weights, data: LocalData, batch: int | None = None) -> Evaluation:
-    """Run the model in evaluation mode over all examples, where the model's weights are."""
+    """Run the model in evaluation mode over all examples, where the model's weights are.
+
+    ``batch``: how many at once; half as many, again and again, where its device has no memory for them.
+    """
+    usual = batch or BATCH.get(model.device.type, LARGE_BATCH)
+    while True:
+        size = max(1, min(usual, _fitting.get(model, usual), len(data)))
+        try:
+            return _evaluated(model, weights, data, size)
+        except (RuntimeError, MemoryError) as error:
+            if size == 1 or not (isinstance(error, torch.OutOfMemoryError) or lacks_memory(error)):
+                raise
+        # Only here is what the attempt held free.
+        _fitting[model] = size // 2
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _evaluated(model: Model, weights: Weights, data: LocalData, batch: int) -> Evaluation:
     device = model.device
     confusion = torch.zeros(data.classes**2, dtype=torch.int64, device=device)
     loss = torch.zeros((), dtype=torch.float64, device=device)
     predicted = [torch.empty(0, dtype=torch.int64, device=device)]
-    for b in data.batches(batch or BATCH.get(device.type, LARGE_BATCH)):
+    for b in data.batches(batch):
         logits = model.frozen(weights, b.x)
         predicted.append(logits.argmax(-1))
         cells = b.y * data.classes + predicted[-1]

@@ -1,12 +1,14 @@
 """Whether a neuron means the same class in two models (FedNTD, table 2, figure 17, eq. 19)."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from fedrecall.batches import LocalData
 from fedrecall.errors import UserError
@@ -27,12 +29,12 @@ class Alignment(Measure):
     """
 
     layers: tuple[str, ...] = ()
-    """Layers to look at; by default the model's last two fully connected ones."""
+    """Layers to look at; by default the model's last two fully connected ones that it calls."""
 
     def __call__(self, moment: Moment) -> dict[str, Any]:
         """For every layer: `local` (one a client), `local_mean`, `next_global`, and how many are silent."""
-        layers = self.layers or last_linear(moment.model)
         test = moment.federation.test
+        layers = self.layers or last_linear(moment.model, test)
         before = preferences(moment.model, moment.before, test, layers)
         after = preferences(moment.model, moment.after, test, layers)
         own = [preferences(moment.model, moment.trained(v), test, layers) for v in moment.good]
@@ -49,12 +51,19 @@ class Alignment(Measure):
         return found
 
 
-def last_linear(model: Model, count: int = 2) -> tuple[str, ...]:
-    """The names of the model's last fully connected layers."""
+def last_linear(model: Model, data: LocalData | None = None, count: int = 2) -> tuple[str, ...]:
+    """The names of the model's last fully connected layers: with ``data``, of those that it calls.
+
+    Attention computes with the weights of its ``out_proj`` and never calls it.
+    """
     found = [n for n, layer in model.module.named_modules() if isinstance(layer, nn.Linear)]
+    for batch in () if data is None else itertools.islice(data.batches(1), 1):
+        called = model.activations(model.initial(), batch.x, found)
+        found = [n for n in found if n in called]
     if not found:
         raise UserError(
-            "the model has no fully connected layer: name the layers, as in alignment:layers=layer1+layer2."
+            "the model has no fully connected layer that it calls: name the layers, as in "
+            "alignment:layers=layer1+layer2."
         )
     return tuple(found[-count:])
 
@@ -65,22 +74,51 @@ def preferences(
     """For every layer the class that each neuron answers to most, by `preferred`.
 
     What counts is the layer's output after its own nonlinearity; a channel of a convolution is one
-    neuron, and answers with its mean over the image.
+    neuron, and answers with its mean over the image; a feature of a linear layer that is called with
+    many tokens an example, with its mean over these.
     """
     outputs = {name: activation_layer(model.module, name) for name in layers}
+    last = {name: _features_last(model.module.get_submodule(name)) for name in layers}
     sums: dict[str, Tensor] = {}
     for batch in data.batches():
         seen = model.activations(weights, batch.x, outputs.values())
         one_hot = torch.nn.functional.one_hot(batch.y, data.classes).double()
         for name, output in outputs.items():
-            neurons = seen[output].double()
-            neurons = neurons.flatten(2).mean(2) if neurons.dim() > 2 else neurons
+            neurons = _given(seen, output, len(batch.y)).double()
+            if neurons.dim() > 2:
+                neurons = neurons.flatten(1, -2).mean(1) if last[name] else neurons.flatten(2).mean(2)
             answered = (one_hot.T @ neurons).cpu()  # [C, neurons]
             sums[name] = sums[name] + answered if name in sums else answered
     counts = data.counts.double().cpu()[:, None]
     # A class without examples has no mean: neurons cannot prefer it.
     means = {name: torch.where(counts > 0, total / counts, -torch.inf) for name, total in sums.items()}
     return {name: preferred(mean.numpy()) for name, mean in means.items()}
+
+
+def _features_last(layer: nn.Module) -> bool:
+    """Whether the layer's neurons are along the last axis of what it gives, [B, ..., F], not the second."""
+    parts = list(layer.modules())
+    linear = any(isinstance(part, (nn.Linear, nn.LayerNorm)) for part in parts)
+    return linear and not any(isinstance(part, _ConvNd) for part in parts)
+
+
+def _given(seen: Mapping[str, Any], layer: str, examples: int) -> Tensor:
+    """What the layer gave, or UserError if those are no neurons' answers to each example."""
+    if layer not in seen:
+        raise UserError(f"measure alignment: the network never calls its layer {layer!r}: name another.")
+    found = seen[layer]
+    if not isinstance(found, Tensor):
+        kind = type(found).__name__
+        raise UserError(
+            f"measure alignment: layer {layer!r} gives a {kind}, not one tensor: name another, such as one "
+            "within it or after it."
+        )
+    if found.dim() < 2 or len(found) != examples:
+        raise UserError(
+            f"measure alignment: layer {layer!r} gives {list(found.shape)} for {examples} examples, which "
+            "have to be the first axis, and neurons another: name another layer."
+        )
+    return found
 
 
 def preferred(mean_activations: np.ndarray) -> np.ndarray:

@@ -15,7 +15,9 @@ class Divergence(Measure):
     """‖w - w_k‖₁ of every client, and ‖Â_G - p_k‖₁ between what w knows and what the client holds.
 
     w is the global model at the start of the round and Â_G its class-wise accuracies, normalised to
-    sum to one. Costs one evaluation of w on the test set.
+    sum to one. w_k is what client k uploads: of what travels, so that layers that clients keep to
+    themselves count 0; and from w on, also of the links of a chain, which were sent other models.
+    Costs one evaluation of w on the test set.
     """
 
     def __call__(self, moment: Moment) -> dict[str, Any]:

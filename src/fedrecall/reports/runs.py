@@ -171,10 +171,12 @@ class Run:
 
     @property
     def may_keep_layers(self) -> bool:
-        """Whether clients may have other models than what is evaluated: of somebody's own algorithm it is
-        only known whether they keep anything."""
+        """Whether clients may have other models than what is evaluated; of an older run of somebody's own
+        algorithm it is only known whether they keep anything."""
         if self._registered is not None:
             return keeps_own(self._registered)
+        if self.made and "own models" in self.made[-1]:
+            return bool(self.made[-1]["own models"])
         return any(record.get("memory_bytes") for record in self.records)
 
     @cached_property

@@ -280,8 +280,8 @@ def draw_partition(counts: np.ndarray, names: tuple[str, ...], path: Path) -> Pa
     if path.name and not path.suffix:
         path = path.with_name(f"{path.name}.png")
 
-    inches = max(4.0, 0.14 * len(counts)), max(2.5, 0.28 * len(names))
-    figure = Figure(figsize=[min(side, WIDEST) for side in inches], layout="constrained")
+    width, height = max(4.0, 0.14 * len(counts)), max(2.5, 0.28 * len(names))
+    figure = Figure(figsize=(min(width, WIDEST), min(height, WIDEST)), layout="constrained")
     axes = figure.subplots()
     clients, classes = np.nonzero(counts)
     sizes = counts[clients, classes]

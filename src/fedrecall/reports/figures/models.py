@@ -132,7 +132,7 @@ class PreferredClasses(Figure):
             at = stage(run, round_number=last - 1)
             played = next(r for r in run.records if r["round"] == last)["chains"]
             chosen = [k for chain in played for k in chain][: self.clients]
-            layer = self.layer or last_linear(run.model)[0]
+            layer = self.layer or last_linear(run.model, at.federation.test)[0]
             weights = {"global, sent": at.weights}
             weights |= {f"client {k}": w for k, w in zip(chosen, at.locals(chosen), strict=True)}
             weights["aggregated"] = run.weights(last)
