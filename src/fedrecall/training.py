@@ -115,19 +115,35 @@ def visit(
     round_number: int,
     client: int,
 ) -> Visit:
-    """Prepare, train, finish: one client's part of a round, on any backend and any host."""
+    """Prepare, train, finish: one client's part of a round, on any backend and any host.
+
+    Whoever views tensors that only lie otherwise in memory because that is faster has them as PyTorch makes
+    them: the visit is made anew, and so a function of its job as ever.
+    """
     if len(data) == 0:
         return failed(client, data, memory, 0.0, Failure(client, round_number, None, "it has no examples"))
-    begun = begin(
-        algorithm, model, recipe, data, down, memory, seed=seed, round_number=round_number, client=client
-    )
+    where = {"seed": seed, "round_number": round_number, "client": client}
+    try:
+        return _visit(algorithm, model, recipe, data, down, memory, **where)
+    except RuntimeError as error:
+        if not (model.layout and kernels.unviewable(error)):
+            raise
+    return visit(algorithm, model.slower(), recipe, data, down, memory, **where)
+
+
+def _visit(
+    algorithm: FedAvg, model: Model, recipe: Recipe, data: ClientData, down: Any, memory: Any, **where: int
+) -> Visit:
+    begun = begin(algorithm, model, recipe, data, down, memory, laid_out=True, **where)
     batches = data.training_batches(begun.draws, recipe.batch_size)
     key = begun.draws.key.to(data.y.device)
     given = contracts.untouched(begun.anchor, *contracts.IN_STEPS)
     with given, streams.seeded(begun.chance, "steps"):
         take_step = stepper(algorithm, model, begun.sgd)
         state, anchor, losses = train(take_step, begun.state, begun.anchor, batches, key)
-    return end(algorithm, model, begun._replace(anchor=anchor), state, losses, round_number)
+    if advances(algorithm):
+        anchor = trees.transform(kernels.usual, anchor)
+    return end(algorithm, model, begun._replace(anchor=anchor), state, losses, where["round_number"])
 
 
 def begin(
@@ -141,8 +157,12 @@ def begin(
     seed: int,
     round_number: int,
     client: int,
+    laid_out: bool = False,
 ) -> Begun:
-    """What happens before the first step: the first memory, `prepare`, and all that is drawn."""
+    """What happens before the first step: the first memory, `prepare`, and all that is drawn.
+
+    ``laid_out``: the model's tensors lie in memory as it is trained fastest, one client at a time.
+    """
     since = time.perf_counter()
     sgd = recipe.sgd(round_number, len(data))
     data = data.numbered(client, sgd)
@@ -155,7 +175,8 @@ def begin(
     given = contracts.untouched((down, memory), "prepare", "what it is given")
     with given, streams.seeded(chance, "prepare"):
         anchor = algorithm.prepare(model, down, memory, data)
-    start = model.laid_out(trees.detached(own))
+    start = trees.detached(own)
+    start = model.laid_out(start) if laid_out else start
     state = State(start.params, start.buffers, {n: torch.zeros_like(p) for n, p in start.params.items()})
     draws = data.draw(recipe.local_epochs, seed, round_number, client)
     return Begun(client, data, memory, sgd, anchor, state, draws, since, chance, model.structure())

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -81,6 +83,37 @@ def test_a_narrow_convolution_with_its_pooling_is_what_the_three_layers_compute(
         torch.testing.assert_close(
             again, torch.autograd.grad(kernels.chain(layers, x), conv.weight, g)[0], rtol=1e-4, atol=1e-5
         )
+
+
+SKIPPING = """
+import torch
+from fedrecall.models import kernels
+held = []
+for channels in (2, 4, 7):
+    conv = kernels.equip(torch.nn.Conv2d(channels, 8, 1, stride=2))
+    x = kernels.images(torch.rand(8, channels, 32, 32))
+    conv.weight.data = kernels.weight(conv.weight.data)
+    for i in range(150):
+        torch.autograd.grad(conv(x).sum(), conv.weight)
+        held = held[-9:] + [torch.empty(37 + i)]
+print("alive")
+"""
+
+
+def test_a_convolution_of_few_channels_that_skips_pixels_does_not_end_the_process():
+    done = subprocess.run([sys.executable, "-c", SKIPPING], capture_output=True, text=True, check=False)
+    assert done.stdout == "alive\n", done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("stride", [2, (3, 1)])
+def test_a_convolution_that_skips_pixels_is_pytorchs_own(stride, dtype):
+    conv = nn.Conv2d(4, 8, 1, stride=stride).to(dtype)
+    x = torch.rand(3, 4, 9, 8, generator=stream()).to(dtype)
+    exact = conv(x)  # in PyTorch's layout, in which nothing is written where it does not belong
+    found = kernels.equip(conv)(kernels.images(x))
+    torch.testing.assert_close(found, exact, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-2)
+    assert torch.equal(conv(x[0]), conv(x[:1])[0])
 
 
 def test_of_equal_results_of_a_narrow_convolution_the_first_in_reading_order_gets_the_gradient():

@@ -1,6 +1,7 @@
 """Norms of one value, and norms that keep 32 bits in a network of 16."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -111,18 +112,108 @@ def test_a_value_that_is_its_own_mean_becomes_the_bias(layer):
         torch.testing.assert_close(model.logits(weights, images(n, 4)), found)
 
 
-def test_norms_alone_are_equipped_and_stay_exact_and_those_derived_from_them_stay_as_they_are():
-    class Own(nn.GroupNorm):
-        def forward(self, input: Tensor) -> Tensor:
-            return 2 * super().forward(input)
-
+def test_norms_alone_are_equipped_and_stay_exact():
     norms = [nn.BatchNorm1d(4), nn.BatchNorm2d(4), nn.BatchNorm3d(4), nn.GroupNorm(2, 4), nn.LayerNorm(4)]
-    net = nn.Sequential(nn.Linear(4, 4), *norms, Own(2, 4))
-    assert of_norms(net) == {f"{i}.{p}" for i in range(1, 7) for p in ("weight", "bias")}
-    assert [type(layer) for layer in equip(copy.deepcopy(net))] == [nn.Linear, *KINDS.values(), Own]
-    model = Model(nn.Sequential(copy.deepcopy(net[-1])))
-    x = images(3, 4).float()
-    assert torch.equal(model.logits(model.initial(), x), net[-1](x))
+    net = nn.Sequential(nn.Linear(4, 4), *norms)
+    statistics = {"running_mean", "running_var", "num_batches_tracked"}
+    assert of_norms(net) == {f"{i}.{p}" for i in range(1, 6) for p in ("weight", "bias")} | {
+        f"{i}.{b}" for i in range(1, 4) for b in statistics
+    }
+    assert [type(layer) for layer in equip(copy.deepcopy(net))] == [
+        nn.Linear,
+        *(KINDS[type(n)] for n in norms),
+    ]
+
+
+class Set(nn.BatchNorm1d):
+    """Its settings are another's."""
+
+    def __init__(self, features: int):
+        super().__init__(features, eps=0.1, momentum=None)
+
+
+class Twice(nn.GroupNorm):
+    """What it inherits, doubled."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+class Again(Twice):
+    """And doubled once more."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+class Alone(nn.LayerNorm):
+    """By itself, with another argument and a parameter that PyTorch's has not."""
+
+    def __init__(self, features: int):
+        super().__init__(features)
+        self.gain = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x: Tensor, shift: float = 1.0) -> Tensor:
+        mean, var = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0)
+        return (x - mean) / (var + self.eps).sqrt() * self.weight * self.gain + shift
+
+
+class Checked(nn.modules.batchnorm._BatchNorm):
+    """Of PyTorch's base class."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        assert input.dim() == 2
+
+
+DERIVED = [Set(4), Twice(2, 4), Again(2, 4), Alone(4), Checked(4)]
+
+
+@pytest.mark.parametrize("layer", DERIVED, ids=lambda layer: type(layer).__name__)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_norm_that_is_derived_from_pytorchs_keeps_its_own_forward(layer, training):
+    layer = randomised(copy.deepcopy(layer)).train(training)
+    model = Model(nn.Sequential(copy.deepcopy(layer)))
+    assert isinstance(model.module[0], type(layer))
+    assert {f"0.{n}" for n, _ in layer.named_parameters()} <= of_norms(model.module)
+    weights, x = model.initial(), images(5, 4)
+    student = model.student(weights.buffers, KEY)
+    found = student(weights.params, x) if training else model.logits(weights, x)
+    torch.testing.assert_close(found, layer(x), rtol=1e-12, atol=1e-12)
+    assert_same(student.buffers, {f"0.{name}": b for name, b in layer.named_buffers()}, 1e-12)
+    for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):  # noqa: S301 - its own
+        assert type(again.module[0]) is type(model.module[0])
+        assert torch.equal(again.logits(again.initial(), x), model.logits(weights, x))
+    assert type(equip(copy.deepcopy(model.module))[0]) is type(model.module[0])
+
+
+@pytest.mark.parametrize("layer", DERIVED, ids=lambda layer: type(layer).__name__)
+@pytest.mark.parametrize("compute", [torch.bfloat16, None])
+def test_a_derived_norm_is_stacked_and_takes_one_example_in_both_precisions(layer, compute):
+    net = nn.Sequential(nn.Linear(3, 4), copy.deepcopy(layer), nn.Tanh(), nn.Linear(4, 2))
+    model = Model(randomised(net).float(), compute=compute)
+    params, buffers = model.initial()
+
+    def out(buffers: Params, x: Tensor) -> Tensor:
+        return model.student(buffers, KEY)(params, x)
+
+    near = dict.fromkeys(("rtol", "atol"), 0.05 if compute else 1e-4)
+    for n in (1, 6):
+        x = images(4 * n, 3).float().view(4, n, 3)
+        each = {name: torch.stack([b] * 4) for name, b in buffers.items()}
+        stacked = vmap(out)(each, x)
+        for i in range(4):
+            torch.testing.assert_close(stacked[i], out(buffers, x[i]), **near)
+
+
+def test_a_derived_norm_is_called_by_name_and_with_more_than_its_input():
+    net = nn.Sequential(nn.Linear(3, 4), Alone(4)).float()
+    model = Model(net, compute=torch.bfloat16)
+    layer = model.module[1]
+    x = images(5, 4).to(torch.bfloat16)
+    assert layer(x, shift=2.0).dtype == layer(x=x).dtype == torch.bfloat16
+    one = vmap(lambda x: layer(x=x, shift=2.0))(x)
+    assert one.dtype == torch.bfloat16
+    torch.testing.assert_close(one, layer(x, 2.0), rtol=0.05, atol=0.05)
 
 
 def test_a_stack_of_single_examples_is_each_of_them_alone():

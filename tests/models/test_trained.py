@@ -192,6 +192,66 @@ def test_what_is_no_example_is_refused():
         trained.predict(np.zeros((1, 1, 8, 8), np.float32))
 
 
+def scaled(shape, mean, dtype=torch.float32):
+    """A data set of numbers that are no pixels, which the class moves."""
+    made = load("synthetic:classes=3,train=90,test=60,size=6")
+    splits = []
+    for split in (made.train, made.test):
+        x = torch.randn(len(split), *shape, dtype=dtype)
+        splits.append(replace(split, x=x + 2.0 * split.y.view(-1, *(1,) * len(shape))))
+    train, test = splits
+    return replace(made, train=train, test=test, mean=mean, std=torch.full_like(mean, 1.5))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("shape", "mean"),
+    [
+        ((1, 6, 6), [0.7]),
+        ((1, 6, 4), [0.7]),
+        ((3, 5), [0.7]),
+        ((3, 5), [0.1, 0.2, 0.3, 0.4, 0.5]),
+        ((1, 3, 4, 5), [0.7]),
+        ((4,), [0.7]),
+        ((4,), [0.1, 0.2, 0.3, 0.4]),
+    ],
+)
+def test_what_a_run_was_trained_on_it_can_be_asked_about(shape, mean, precision, tmp_path):
+    data = scaled(shape, torch.tensor(mean))
+    settings = {**SETTINGS, "model": "mlp:8", "precision": precision, "local_epochs": 5}
+    result = fedrecall.run(tmp_path / "run", dataset=data, **settings)
+    assert result.accuracy > 0.4
+    again = fedrecall.trained(tmp_path / "run")
+    assert again.inputs == Inputs.of(data)
+    for trained in (result.trained, again):
+        assert right(trained, data) == result.accuracy
+        assert trained.predict(data.test.x.double().numpy()) == trained.predict(data.test.x)
+
+
+def test_images_that_are_no_pixels_are_told_from_pixels(tmp_path, capsys, monkeypatch):
+    data = scaled((1, 6, 6), torch.tensor([0.7]))
+    trained = fedrecall.run(tmp_path / "run", dataset=data, model="mlp:8", **SETTINGS).trained
+    with pytest.raises(
+        UserError, match=r"trained on images of floating-point numbers, not on pixels: .* not torch\.uint8"
+    ):
+        trained.predict(torch.zeros(1, 1, 6, 6, dtype=torch.uint8))
+    with pytest.raises(UserError, match="something else than finite numbers"):
+        trained.predict(torch.full((1, 1, 6, 6), torch.inf))
+    Image.new("L", (6, 6)).save(tmp_path / "one.png")
+    code, _, err = predict(capsys, monkeypatch, tmp_path / "run", tmp_path / "one.png")
+    assert code == 2
+    assert "trained on images of floating-point numbers" in err
+    path = tmp_path / "run" / "inputs.json"
+    kept = json.loads(path.read_text())
+    assert kept.pop("floats") is True
+    path.write_text(json.dumps(kept))  # as a folder has it of which nobody said so
+    with pytest.raises(UserError, match="pixels from 0 to 255 as uint8"):
+        fedrecall.trained(tmp_path / "run").predict(data.test.x)
+    path.write_text(json.dumps(kept | {"floats": 3}))
+    with pytest.raises(UserError, match="is damaged"):
+        fedrecall.trained(tmp_path / "run")
+
+
 @pytest.fixture
 def table(tmp_path, monkeypatch):
     """A folder with a table whose columns have very different sizes, and the rows that it tests with."""
@@ -366,6 +426,8 @@ def test_predict_resizes_images_as_the_data_set_itself_does(tmp_path, capsys, mo
         '{"shape": [1, 8, 8], "class_names": ["a", "b"], "mean": [0.5], "std": [0], "columns": []}',
         '{"shape": [1, 8, 8], "class_names": ["a", "b"], "mean": [NaN], "std": [1], "columns": []}',
         '{"shape": 3, "class_names": ["a", "b"], "mean": [0.5], "std": [1], "columns": []}',
+        '{"shape": [], "class_names": ["a", "b"], "mean": [0.5], "std": [1], "columns": []}',
+        '{"shape": [8, 8], "class_names": ["a", "b"], "mean": [0.5, 1], "std": [1, 1], "columns": []}',
         '{"shape": [1, 8, 1e999], "class_names": ["a", "b"], "mean": [0.5], "std": [1], "columns": []}',
         f'{{"shape": [1, 8, {2**63}], "class_names": ["a", "b"], "mean": [0.5], "std": [1], "columns": []}}',
         f'{{"shape": [1, 8, 8], "class_names": ["a", "b"], "mean": [{10**400}], "std": [1], "columns": []}}',

@@ -23,16 +23,6 @@ class OnCircle(nn.Module):
         return self.radius * nn.functional.normalize(x, dim=-1)
 
 
-class Centred(nn.BatchNorm1d):
-    """Batch norm that takes its running statistics where a batch is one example."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(x − mean)/deviation."""
-        if self.training and len(x) == 1:
-            return nn.functional.batch_norm(x, self.running_mean, self.running_var, eps=self.eps)
-        return super().forward(x)
-
-
 @dataclass(frozen=True)
 class Circle:
     """FedNTD's CNN with two features, which lie on a circle; the paper gives no more of its make.
@@ -50,7 +40,7 @@ class Circle:
         chain = cnn.build(shape, classes)
         assert isinstance(chain, Chain)
         chain.fc2 = nn.Linear(cnn.hidden, 2)  # in place: deleting a layer of a chain numbers all others anew
-        chain.add_module("centre", Centred(2, affine=False))
+        chain.add_module("centre", nn.BatchNorm1d(2, affine=False))
         chain.add_module("circle", OnCircle(self.radius))
         chain.add_module("fc3", nn.Linear(2, classes))
         chain.feature_layer = "fc3"

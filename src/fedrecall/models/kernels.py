@@ -9,7 +9,9 @@ on other devices and in double precision, where PyTorch's own kernels are right.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from functools import partial
 from typing import Any, TypeGuard, cast
 
@@ -17,6 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+UNSAFE = 8
+"""Channels below which oneDNN, where a CPU has no AVX-512, writes the gradient of a 1x1 convolution that
+skips pixels beyond the memory it has for that, and the process ends."""
 LEAST = 1 << 15
 """Elements of a weight from which on a linear layer goes to oneDNN; below, the call costs more."""
 
@@ -26,6 +31,22 @@ def plain(*tensors: Tensor) -> bool:
     return not torch.compiler.is_compiling() and all(
         t.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors
     )
+
+
+class Layout(IntEnum):
+    """How far channels are the last axis in memory; the further, the faster."""
+
+    USUAL = 0
+    """Nowhere: everything lies as PyTorch's own tensors do."""
+    WITHIN = 1
+    """In what a pass of the network computes with."""
+    KEPT = 2
+    """In the weights that a client trains, too, which then need not be laid out at every step."""
+
+
+def unviewable(error: RuntimeError) -> bool:
+    """Whether the error may be that a tensor lies otherwise in memory than somebody takes for granted."""
+    return re.search("view|stride|contiguous", str(error)) is not None
 
 
 def images(x: Tensor) -> Tensor:
@@ -43,7 +64,30 @@ def weight(p: Tensor) -> Tensor:
     """A convolution's weight with channels last in memory; other tensors as they are."""
     if p.dim() != 4 or p.dtype == torch.float64 or not plain(p):
         return p
+    if p.requires_grad and torch.is_grad_enabled() and not _last(p):
+        return cast(Tensor, _Laid.apply(p))  # type: ignore[no-untyped-call]
     return p.contiguous(memory_format=torch.channels_last)
+
+
+def usual(t: Tensor) -> Tensor:
+    """A tensor with channels last in memory as PyTorch lays it out; other tensors as they are."""
+    return t.contiguous() if t.dim() == 4 and _last(t) else t
+
+
+def _last(t: Tensor) -> bool:
+    return t.is_contiguous(memory_format=torch.channels_last)
+
+
+class _Laid(torch.autograd.Function):
+    """A weight with channels last in memory, whose gradient has them where the weight had them."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor) -> Tensor:
+        return p.contiguous(memory_format=torch.channels_last)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].contiguous()
 
 
 class _Product(torch.autograd.Function):
@@ -109,11 +153,25 @@ def widened(product: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
     return product(*(None if t is None else t.float() for t in given)).to(x.dtype)
 
 
+def narrowed(x: Tensor, w: Tensor) -> Tensor:
+    """What a layer is given in the layer's type, if that is bfloat16: a network's statistics never are."""
+    return x if w.dtype != torch.bfloat16 or x.dtype != torch.float32 else x.to(w.dtype)
+
+
 class Conv2d(nn.Conv2d):
     """A convolution that PyTorch's fast kernel computes, in bfloat16 on any CPU."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        input = narrowed(input, weight)
+        if self.in_channels < UNSAFE and self._skips(input) and plain(input, weight):
+            down, right = self.stride
+            return widened(F.conv2d, input[:, :, ::down, ::right], weight, bias)
         return widened(super()._conv_forward, input, weight, bias)
+
+    def _skips(self, x: Tensor) -> bool:
+        """Whether it looks at some of the images' pixels alone, one by one, in oneDNN."""
+        simple = self.kernel_size == (1, 1) and self.groups == 1 and self.padding in ((0, 0), "valid")
+        return simple and self.stride != (1, 1) and x.dim() == 4 and x.dtype != torch.float64
 
 
 def is_convolution(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
@@ -126,7 +184,8 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """x wᵀ + b."""
-        return widened(linear, input, self.weight, self.bias)
+        w = self.weight
+        return widened(linear, narrowed(input, w), w, self.bias)
 
 
 def linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
@@ -256,7 +315,7 @@ def conv_relu_pool(conv: nn.Conv2d, x: Tensor) -> Tensor:
     shifted = [F.pad(w, (right, 1 - right, down, 1 - down)) for right in (0, 1) for down in (0, 1)]
     bias = None if b is None else torch.cat([b] * 4)
     by_two = partial(F.conv2d, stride=2, padding=conv.padding)
-    y = widened(by_two, x, weight(torch.cat(shifted)), bias)
+    y = widened(by_two, x, torch.cat(shifted).contiguous(memory_format=torch.channels_last), bias)
     n, channels, height, width = y.shape
     squares = y.permute(0, 2, 3, 1).reshape(n, height, width, 2, 2, channels // 4)
     out: Tensor = _ReluPool.apply(squares, 3, 3)  # type: ignore[no-untyped-call]
@@ -298,5 +357,5 @@ def _poolable(x: Tensor) -> bool:
         and x.shape[2] % 2 == x.shape[3] % 2 == 0
         and x.dtype in (torch.float32, torch.bfloat16)
         and plain(x)
-        and x.is_contiguous(memory_format=torch.channels_last)
+        and _last(x)
     )

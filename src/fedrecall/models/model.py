@@ -16,7 +16,8 @@ from torch.func import functional_call, vmap
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fedrecall.errors import UserError, nearest
-from fedrecall.models import kernels, norms
+from fedrecall.models import habits, kernels, norms
+from fedrecall.models.kernels import Layout
 from fedrecall.models.layers import KeyedDropout
 from fedrecall.models.slimmable import narrow, narrow_groups, slim
 from fedrecall.trees import take
@@ -68,9 +69,17 @@ class Model:
         """Names of the frozen parameters; they are among the buffers and nothing may move them."""
         self.compute = compute
         self.feature_layer: str | None = getattr(module, "feature_layer", None)
-        self._train = _equipped(module).train()
-        self._eval = _equipped(module).eval()
+        self._train = equipped(module).train()
+        self._eval = equipped(module).eval()
         self._exact = norms.of_norms(module)
+        own = habits.of(module)
+        self.layout = Layout.USUAL if own.views else Layout.KEPT
+        """How far channels come last in memory, in single precision on a CPU."""
+        self._writes = own.writes
+        floating = {n: b for n, b in self._eval.named_buffers() if b.is_floating_point()}
+        typed = floating.keys() - self._exact - own.changes if compute is not None else frozenset()
+        self._typed = frozenset(typed & statistics.keys())
+        self._typed_unsaved = {n: floating[n] for n in typed - statistics.keys()}
         self._known: Any = WeakIdKeyDictionary()
         self._dropouts = [n for n, m in module.named_modules() if isinstance(m, KeyedDropout)]
         self._fixed = bool(self.unsaved())
@@ -102,6 +111,12 @@ class Model:
             return self
         other = copy.copy(self)
         other.compute, other._known = None, WeakIdKeyDictionary()
+        return other
+
+    def slower(self) -> "Model":
+        """The model with channels last in fewer places, where somebody views what then cannot be viewed."""
+        other = copy.copy(self)
+        other.layout, other._known = Layout(self.layout - 1), WeakIdKeyDictionary()
         return other
 
     def initial(self) -> Weights:
@@ -182,19 +197,31 @@ class Model:
 
     def laid_out(self, weights: Weights) -> Weights:
         """The same weights as training computes with them fastest."""
+        if self.layout < Layout.KEPT:
+            return weights
         return weights._replace(params={n: kernels.weight(p) for n, p in weights.params.items()})
 
     def _run(self, module: nn.Module, params: Params, buffers: Params, x: Tensor) -> Tensor:
         fixed = {n: self._ready_one(n, buffers[n]) for n in self.constants & buffers.keys()}
+        typed = {} if self.compute is None else self._in_type(buffers)
         given = self._once(x, "images", self._images)
-        state = params | buffers | fixed
-        out: Tensor = functional_call(module, state, (given,))
-        if buffers and module is self._train:  # what forward has assigned stands in the dict of the call
-            buffers.update((n, state[n]) for n in buffers.keys() - self.constants)
+        state = params | buffers | fixed | typed
+        training = module is self._train
+        before = _versions(*typed.values()) if training else []
+        out: Tensor = functional_call(module, state, (given.clone() if self._writes else given,))
+        if buffers and training:  # what forward has assigned stands in the dict of the call
+            kept = {n for (n, t), v in zip(typed.items(), before, strict=True) if _same(state[n], t, v)}
+            buffers.update((n, state[n]) for n in buffers.keys() - self.constants - kept)
         return out.float() if self.compute is not None else out
 
     def _images(self, x: Tensor) -> Tensor:
-        return kernels.images(x if self.compute is None else x.to(self.compute))
+        x = x if self.compute is None else x.to(self.compute)
+        return kernels.images(x) if self.layout else x
+
+    def _in_type(self, buffers: Params) -> Params:
+        """The floating buffers that no pass changes, in the type to compute in."""
+        held = {n: buffers[n] for n in self._typed & buffers.keys()} | self._typed_unsaved
+        return {n: self._once(b, "typed", lambda t: t.to(self.compute)) for n, b in held.items()}
 
     def _ready(self, params: Params) -> Params:
         """Weights in the type and layout to compute with."""
@@ -231,7 +258,7 @@ class Model:
     def _cast(self, name: str, p: Tensor) -> Tensor:
         if self.compute is not None and name not in self._exact:
             p = p.to(self.compute)
-        return kernels.weight(p)
+        return kernels.weight(p) if self.layout else p
 
     def _cast_rows(self, name: str, p: Tensor) -> list[Tensor]:
         # Cloned: a view of p would keep p alive, and p is what the cache waits to see the end of.
@@ -321,7 +348,7 @@ class Student:
         x = kept = given.narrow(1, 0, slim(given.shape[1], width))
         state = {**params, **self._state()}
         cast = params.keys() | self.model.constants if self.model.compute is not None else frozenset()
-        cast -= self.model._exact
+        cast = cast - self.model._exact | self.model._typed
         for name in layers:
             layer = self.model._layer(self.model._train, name)
             own = {n.removeprefix(f"{name}."): t for n, t in state.items() if n.startswith(f"{name}.")}
@@ -385,13 +412,19 @@ class Student:
         return self._cast
 
 
-def _equipped(module: nn.Module) -> nn.Module:
+def equipped(module: nn.Module) -> nn.Module:
+    """A copy of the network whose layers know the faster kernels."""
     return norms.equip(kernels.equip(copy.deepcopy(module).requires_grad_(False)))
 
 
 def _versions(*tensors: Any) -> list[int | None]:
     """How often each was changed in place: a network may do that to the images it is given."""
     return [getattr(t, "_version", None) for t in tensors]
+
+
+def _same(now: Any, before: Tensor, version: int | None) -> bool:
+    """Whether it is the same tensor still, with the numbers that it had."""
+    return now is before and _versions(now) == [version]
 
 
 def _kept(module: nn.Module, name: str) -> bool:

@@ -21,8 +21,8 @@ from torch import nn
 
 from fedrecall import specs
 from fedrecall.errors import UserError, nearest
-from fedrecall.models import kernels
-from fedrecall.models.layers import KeyedDropout, key_dropouts, watched
+from fedrecall.models import kernels, trial
+from fedrecall.models.layers import KeyedDropout, key_dropouts
 from fedrecall.models.resnets import BasicBlock, Block, Bottleneck, ResNet, norm_layer
 from fedrecall.specs import AT_LEAST_ONE, Range, Registry
 
@@ -333,6 +333,18 @@ def named(model: Any) -> Any:
     return model
 
 
+def real(module: nn.Module) -> nn.Module:
+    """The network, or a UserError if a change of type would cut its complex numbers to their real parts."""
+    for kind, held in ("parameter", module.named_parameters()), ("buffer", module.named_buffers()):
+        for name, t in held:
+            if t.is_complex():
+                raise UserError(
+                    f"the model's {kind} {name!r} is {t.dtype}, and a run's numbers are real: hold its two "
+                    "parts (torch.view_as_real), of which forward makes it again (torch.view_as_complex)."
+                )
+    return module
+
+
 def module_from(
     path: str, shape: Shape, classes: int, feature_layer: str | None = None, **options: Any
 ) -> nn.Module:
@@ -345,18 +357,26 @@ def module_from(
     """
     factory = factory_of(path)
     if isinstance(factory, type) and not issubclass(factory, nn.Module) and hasattr(factory, "build"):
-        return specs.build(factory, options, f"model {path}").build(shape, classes)  # type: ignore[no-any-return]
+        settings = specs.build(factory, options, f"model {path}")
+        made = _network(f"{path}.build", settings.build(shape, classes))
+        trial.attempt(path, made, shape, classes)
+        return made
     arguments = _arguments(path, factory, shape, classes, options)
     shown = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
     try:
-        module = factory(**arguments)
+        made = factory(**arguments)
     except Exception as error:
         raise UserError(f"model {path}({shown}) failed: {type(error).__name__}: {error}") from error
-    if not isinstance(module, nn.Module):
-        raise UserError(f"model {path}({shown}) made a {type(module).__name__}, not a torch.nn.Module.")
-    _try(path, key_dropouts(module), shape, classes)
+    module = key_dropouts(_network(f"{path}({shown})", made))
+    trial.attempt(path, module, shape, classes)
     module.feature_layer = _feature_layer(path, module, feature_layer)  # type: ignore[assignment]
     return module
+
+
+def _network(maker: str, made: Any) -> nn.Module:
+    if not isinstance(made, nn.Module):
+        raise UserError(f"model {maker} made a {type(made).__name__}, not a torch.nn.Module.")
+    return made
 
 
 def factory_of(path: str) -> Callable[..., Any]:
@@ -445,31 +465,6 @@ def _literal(value: Any) -> Any:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return value
-
-
-def _try(path: str, module: nn.Module, shape: Shape, classes: int) -> None:
-    """Run two blank examples through, so that a mismatch is told here and not in round 1."""
-    kind = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    mode = {m: m.training for m in module.modules()}
-    module.eval()
-    try:
-        with torch.no_grad(), watched(module):
-            logits = module(torch.zeros(2, *shape, dtype=kind))
-            if any(isinstance(m, KeyedDropout) for m in module.modules()):
-                module(torch.zeros(3, *shape, dtype=kind))
-    except Exception as error:
-        raise UserError(
-            f"model {path} failed on a batch of shape {(2, *shape)}: {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        for layer, training in mode.items():
-            layer.training = training
-    if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
-        got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise UserError(
-            f"model {path} returned {got} for a batch of shape {(2, *shape)}; expected logits of shape"
-            f" {(2, classes)}."
-        )
 
 
 def _feature_layer(path: str, module: nn.Module, asked: str | None) -> str | None:

@@ -13,6 +13,9 @@ number from its tensor, which ``torch.func`` refuses and for which a GPU must wa
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,12 +26,12 @@ NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def of_norms(module: nn.Module) -> frozenset[str]:
-    """Names of the parameters of normalisation layers, which stay in single precision."""
+    """Names of the parameters and buffers of normalisation layers, which stay in single precision."""
     return frozenset(
-        f"{name}.{p}" if name else p
+        f"{name}.{own}" if name else own
         for name, layer in module.named_modules()
         if isinstance(layer, NORMS)
-        for p, _ in layer.named_parameters(recurse=False)
+        for own, _ in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))
     )
 
 
@@ -99,16 +102,52 @@ KINDS: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm1d: BatchNorm1d,
     nn.BatchNorm2d: BatchNorm2d,
     nn.BatchNorm3d: BatchNorm3d,
+    nn.modules.batchnorm._BatchNorm: _BatchNorm,
     nn.GroupNorm: GroupNorm,
     nn.LayerNorm: LayerNorm,
 }
 
 
+class _Derived(nn.Module):
+    """What comes before a norm that somebody derived from PyTorch's, and has a forward of its own maybe."""
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """What it computes, in the type of its numbers where its kernels may not take that of its input."""
+        x = given[0] if given else next(iter(named.values()))
+        own: Any = self.weight if self.weight is not None else getattr(self, "running_mean", None)
+        if own is None or own.dtype == x.dtype:
+            return super().forward(*given, **named)
+        mine = _in_the_type_of(own, x, self)
+        given, named = ((mine, *given[1:]), named) if given else ((), {**named, next(iter(named)): mine})
+        made = super().forward(*given, **named)
+        return made.to(x.dtype) if isinstance(made, Tensor) else made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Made again from the class that can be imported."""
+        made: Any = super().__reduce_ex__(protocol)
+        return _again, (type(self).__bases__[1],), *made[2:]
+
+
+@cache
+def _derived(kind: Any) -> Any:
+    """The class derived from one of PyTorch's norms, which comes to inherit from ours in its place."""
+    ours = next(KINDS[base] for base in kind.__mro__ if base in KINDS)
+    return type(kind.__name__, (_Derived, kind, ours), {"__module__": kind.__module__})
+
+
+def _again(kind: Any) -> Any:
+    cls = _derived(kind)
+    return cls.__new__(cls)
+
+
 def equip(module: nn.Module) -> nn.Module:
-    """The module, its norms replaced in place by those above; same weights."""
+    """The module, its norms replaced in place by those above, and those derived from PyTorch's likewise."""
     for layer in module.modules():
-        if type(layer) in KINDS:
-            layer.__class__ = KINDS[type(layer)]
+        kind: Any = type(layer)
+        if kind in KINDS:
+            layer.__class__ = KINDS[kind]
+        elif isinstance(layer, NORMS) and not isinstance(layer, (_Derived, *KINDS.values())):
+            layer.__class__ = _derived(kind)
     return module
 
 

@@ -31,13 +31,16 @@ class Inputs:
     """What a network is given, as somebody has it who never saw the training data."""
 
     shape: tuple[int, ...]
-    """Of one example: (channels, height, width) of an image, (columns,) of a table."""
+    """Of one example: (channels, height, width) of an image, (columns,) of a table, any of other numbers."""
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
-    """Of an image's channels on the scale 0 to 1, or of a table's columns as they are."""
+    """Of an image's channels on the scale 0 to 1, or of a table's columns as they are; of other examples one
+    of all numbers, or those along the last axis."""
     std: tuple[float, ...]
     columns: tuple[str, ...] = ()
     """A table's columns in their order, if they have names."""
+    floats: bool = False
+    """Whether images are any numbers, not pixels from 0 to 255."""
 
     @staticmethod
     def of(dataset: Dataset) -> Inputs:
@@ -47,11 +50,11 @@ class Inputs:
             own = np.asarray(dataset.columns.std)
             own = np.where(own > 0, own, 1.0)
             mean, std = dataset.columns.mean + mean * own, std * own
-        if len(mean) == 1:  # of all channels
-            mean, std = (np.repeat(v, dataset.shape[0]) for v in (mean, std))
-        return Inputs(
-            dataset.shape, dataset.class_names, tuple(mean.tolist()), tuple(std.tolist()), dataset.features
-        )
+        shape, numbers = dataset.shape, dataset.train.x.is_floating_point()
+        if len(mean) == 1 and (len(shape) == 1 or not numbers):  # of all columns or channels
+            mean, std = (np.repeat(v, shape[0]) for v in (mean, std))
+        scales = tuple(mean.tolist()), tuple(std.tolist())
+        return Inputs(shape, dataset.class_names, *scales, dataset.features, len(shape) == 3 and numbers)
 
     @property
     def classes(self) -> int:
@@ -75,18 +78,24 @@ class Inputs:
             shape = tuple(int(n) for n in found["shape"])
             names = tuple(str(name) for name in found["class_names"])
             mean, std = (tuple(float(v) for v in found[key]) for key in ("mean", "std"))
-            columns = tuple(str(name) for name in found["columns"])
+            columns, floats = tuple(str(name) for name in found["columns"]), found.get("floats", False)
         except (TypeError, KeyError, ValueError, OverflowError) as error:
             raise UserError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
-        sound = len(shape) in (1, 3) and min(shape) > 0 and math.prod(shape) <= LARGEST and len(names) > 1
+        sound = len(shape) > 0 and min(shape) > 0 and math.prod(shape) <= LARGEST and len(names) > 1
         sound = sound and all(map(math.isfinite, (*mean, *std))) and all(s > 0 for s in std)
-        if not (sound and len(mean) == len(std) == shape[0] and len(columns) in (0, shape[0])):
+        made = Inputs(shape, names, mean, std, columns, floats)
+        if not (sound and isinstance(floats, bool) and made._fitting()):
             raise UserError(f"{path} is damaged: its parts do not fit together.")
-        return Inputs(shape, names, mean, std, columns)
+        return made
+
+    def _fitting(self) -> bool:
+        by_first = len(self.shape) == 1 or (self.image and not self.floats)
+        counts = (self.shape[0],) if by_first else (1, self.shape[-1])
+        return len(self.mean) == len(self.std) in counts and len(self.columns) in (0, self.shape[0])
 
 
 class Trained(nn.Module):
-    """Logits of examples as they are: pixels from 0 to 255 as uint8, or a table's numbers.
+    """Logits of examples as they are: pixels from 0 to 255 as uint8, or the numbers that were trained on.
 
     A plain module in evaluation mode: it can be exported (`torch.export`, ONNX) and run without this package.
     """
@@ -140,10 +149,16 @@ class Trained(nn.Module):
             raise UserError(
                 f"examples of shape [n, {', '.join(map(str, shape))}] are needed, not {[*x.shape]}."
             )
-        if self.inputs.image and x.dtype != torch.uint8:
+        if self.inputs.floats and not x.is_floating_point():
+            raise UserError(
+                "the model was trained on images of floating-point numbers, not on pixels: give such, not "
+                f"{x.dtype}."
+            )
+        if self.inputs.image and not self.inputs.floats and x.dtype != torch.uint8:
             raise UserError(f"images are pixels from 0 to 255 as uint8, not {x.dtype}.")
-        if not self.inputs.image and not torch.isfinite(x).all():
-            raise UserError("a row of the table holds something else than finite numbers.")
+        if x.dtype != torch.uint8 and not torch.isfinite(x).all():
+            what = "a row of the table" if len(shape) == 1 else "an example"
+            raise UserError(f"{what} holds something else than finite numbers.")
 
     def extra_repr(self) -> str:
         """For a prompt."""
