@@ -121,9 +121,7 @@ def test_what_nodes_keep_is_counted_though_the_server_has_receipts_alone(tmp_pat
 
 
 def test_private_learning_is_the_same_in_a_federation(tmp_path, monkeypatch):
-    settings: dict[str, object] = {
-        "algorithm": {"name": "private", "of": "moon", "clip": 0.5, "noise": 0.7}
-    }
+    settings: dict[str, object] = {"algorithm": {"name": "private", "of": "moon", "clip": 0.5, "noise": 0.7}}
     flat: dict[str, object] = {"algorithm": "private:moon,clip=0.5,noise=0.7"}
     flat["model"] = settings["model"] = "mlp:16"  # without running statistics
     with pytest.raises(UserError, match="every node is told and could subtract: say secret=true"):

@@ -69,7 +69,7 @@ def test_accuracy_and_forgetting_add_up_to_what_is_said(results):
 
 
 def test_the_authors_draw_moves_accuracy_as_is_said(results):
-    said = gap("Their draw (variant authors-draw)")
+    said = gap("Their draw (variant authors-draw")
     moved = {}
     for t, cell in cells():
         own, theirs = (measure(t, cell, "accuracy", results, v) for v in (OWN, THEIRS))
@@ -78,10 +78,10 @@ def test_the_authors_draw_moves_accuracy_as_is_said(results):
             moved[cell.method, cell.column] = own.summary.mean, theirs.summary.mean, value
     by = {key: abs(theirs - own) for key, (own, theirs, _) in moved.items()}
     dies = "scaffold", "cifar10/lda0.1"
-    assert f"by {by.pop(dies):.1f} SCAFFOLD on cifar10/lda0.1" in said
+    assert f"by {by.pop(dies):.1f} SCAFFOLD's on cifar10/lda0.1" in said
     own, theirs, value = moved[dies]
     assert f"({own:.2f}, then {theirs:.2f}; published are {value:.2f})" in said
-    assert max(by.values()) < 5
+    assert f"moves accuracies by up to {max(by.values()):.1f} points" in said
     away = {key for key, (own, theirs, value) in moved.items() if abs(theirs - value) > abs(own - value)}
     assert away == {key for key in moved if key[0] == "fedntd" and key[1] != "mnist/shard2"}
     own, theirs, value = moved["fedntd", "mnist/shard2"]

@@ -321,7 +321,7 @@ def test_a_setup_that_is_refused_leaves_the_others(call, root, monkeypatch):
     code, said, error = call(*words)
     assert code == 2
     assert "left out: fedntd/table1 cifar10/shard2 fedavg, seed 0: no such shares can be drawn." in said
-    assert "not all runs could be made" in error
+    assert "1 of the runs could not be made: fedntd/table1 cifar10/shard2 fedavg, seed 0: no such" in error
     found = Results.load(Path("out/results"))
     assert [r.config.algorithm["name"] for r in found] == ["fedntd"]
 

@@ -166,7 +166,7 @@ def reproduce_command(
     if chosen.figure is not None and seeds:
         _draw(chosen, cells, out_, variant, {"precision": precision}, data_root)
     if left_out.runs:
-        raise UserError("not all runs could be made: what was left out says why.")
+        raise UserError(f"{len(left_out.runs)} of the runs could not be made: {left_out.runs[0]}")
 
 
 def _extent(plans: Sequence[Plan]) -> str:
