@@ -96,7 +96,9 @@ def _made_up(shape: tuple[int, ...], classes: int, weights: Weights) -> ClientDa
     n = 2 * classes
     x = torch.randint(0, 256, (n, *shape), generator=stream, dtype=torch.uint8)
     mean = std = torch.full((shape[0],), 0.5)
-    if len(shape) == 1:
-        x, mean, std = x.float(), x.float().mean(0), torch.ones(shape)
+    if len(shape) != 3:  # a table's row, a signal, a volume
+        x = x.float()
+        mean = x.mean(0) if len(shape) == 1 else x.mean().view(1)
+        std = torch.ones_like(mean)
     x, y, mean, std = (t.to(like.device) for t in (x, torch.arange(n) % classes, mean, std))
     return ClientData(x, y, classes, mean, std, dtype=like.dtype)

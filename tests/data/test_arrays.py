@@ -7,13 +7,14 @@ import torch
 import fedrecall
 from fedrecall import from_arrays
 from fedrecall.data.datasets import load
-from fedrecall.data.store import statistics
+from fedrecall.data.store import export, statistics
 from fedrecall.errors import UserError
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (30, 6, 5), dtype=np.uint8)
 COLOUR = RNG.integers(0, 256, (30, 6, 5, 3), dtype=np.uint8)
 TABLE = RNG.normal(3, 7, (30, 4))
+SIGNALS = RNG.normal(-40, 90, (30, 2, 12))
 Y = np.arange(30) % 3
 
 
@@ -37,6 +38,51 @@ def test_images_of_any_layout(x, want):
     mean, std = statistics(d.train.x)
     assert torch.equal(d.mean, mean)
     assert torch.equal(d.std, std)
+
+
+VOLUMES = RNG.normal(1, 2, (30, 2, 4, 6, 5))
+FLOATS = COLOUR / 50 - 2
+
+
+@pytest.mark.parametrize(
+    ("x", "want"),
+    [
+        (SIGNALS, SIGNALS),
+        (torch.from_numpy(SIGNALS), SIGNALS),
+        (VOLUMES, VOLUMES),
+        (FLOATS, FLOATS.transpose(0, 3, 1, 2)),
+        (FLOATS.transpose(0, 3, 1, 2), FLOATS.transpose(0, 3, 1, 2)),
+    ],
+)
+def test_signals_volumes_and_images_of_floats_stay_what_they_are(x, want):
+    d = from_arrays(x[:20], Y[:20], x[20:], Y[20:])
+    assert torch.equal(d.train.x, torch.tensor(want[:20], dtype=torch.float32))
+    assert torch.equal(d.test.x, torch.tensor(want[20:], dtype=torch.float32))
+    assert (d.mean.tolist(), d.std.tolist()) == (
+        pytest.approx([want[:20].mean()], rel=1e-5),
+        pytest.approx([want[:20].std()], rel=1e-5),
+    )
+    plain = from_arrays(x, Y, standardise=False)
+    assert (plain.mean.tolist(), plain.std.tolist(), len(plain.test)) == ([0], [1], 6)
+    still = from_arrays(np.full_like(want, 0.1), Y)
+    assert (still.mean.tolist(), still.std.tolist()) == (pytest.approx([0.1]), [1])
+
+
+@pytest.mark.parametrize("algorithm", ["fedntd", "private:fedavg,noise=0"])
+def test_signals_are_trained_on_moved_and_scaled_and_predicted_as_they_are(algorithm, tmp_path):
+    x = SIGNALS + 60 * Y[:, None, None]
+    made = {"clients": 3, "sample": 3, "rounds": 2, "partition": "iid", "batch_size": 8, "model": "mlp:8"}
+    run = fedrecall.run(dataset=from_arrays(x, Y), algorithm=algorithm, out=tmp_path / "run", **made)
+    d = run.federation.dataset
+    moved = from_arrays((x - d.mean.item()) / d.std.item(), Y, standardise=False)
+    again = fedrecall.run(dataset=moved, algorithm=algorithm, **made)
+    assert run.history[-1]["loss"] == pytest.approx(again.history[-1]["loss"], rel=1e-4)
+    said = fedrecall.trained(tmp_path / "run").predict(d.test.x)
+    assert np.mean([int(s) == y for s, y in zip(said, d.test.y, strict=True)]) == run.accuracy
+    export(d, tmp_path / "export")
+    back = load(f"folder:{tmp_path / 'export'}")
+    assert torch.equal(back.train.x, d.train.x)
+    assert torch.equal(back.mean, d.mean)
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.int16, np.int64, np.uint64, torch.int32, list])
@@ -103,10 +149,6 @@ def test_origins_and_what_stays_together():
     ("given", "said"),
     [
         ((GREY, Y, GREY), "give x_test and y_test, or neither"),
-        (
-            (GREY / 255, Y),
-            r"training examples are float64 of shape \[30, 6, 5\]; give images as whole numbers",
-        ),
         ((GREY.astype(int) - 1, Y), "training images have values from -1 to 254: give whole numbers from 0"),
         ((GREY, Y, GREY.astype(np.uint16) + 9, Y), "the test images have values from 9 to 264: give whole"),
         ((GREY > 9, Y), r"are bool of shape \[30, 6, 5\]; give images as whole numbers"),
@@ -118,11 +160,27 @@ def test_origins_and_what_stays_together():
         ((TABLE, np.array(["a", float("nan"), "b"] * 10, object)), "training example 1 has no 'label'"),
         (([[1, 2], [3]], [0, 1]), "what is given is no array"),
         ((np.where(TABLE > 9, np.nan, TABLE), Y), "numbers that are not finite"),
-        ((TABLE, Y, TABLE[:, :3], Y), r"test example is of shape \[3\], a training example of \[4\]"),
+        (
+            (TABLE, Y, TABLE[:, :3], Y),
+            r"test example is float64 of shape \[3\], a training example float64 of \[4\]",
+        ),
         ((TABLE, Y, TABLE, Y + 1), "has the label 3, which no training example has"),
         ((TABLE[:0], Y[:0]), "has no training examples"),
-        ((TABLE, Y, GREY, Y), r"test example is of shape \[6, 5\], a training example of \[4\]"),
+        (
+            (TABLE, Y, GREY, Y),
+            r"test example is uint8 of shape \[6, 5\], a training example float64 of \[4\]",
+        ),
         ((GREY, Y, GREY[:, :5], Y), "is 5x5 pixels and others are 5x6"),
+        (
+            (SIGNALS, Y, SIGNALS[..., :9], Y),
+            r"test example is float32 of shape \[2, 9\], a training example fl",
+        ),
+        (
+            (SIGNALS, Y, SIGNALS > 0, Y),
+            r"bool of shape \[30, 2, 12\]; give images as whole numbers .* signals",
+        ),
+        ((GREY, Y, GREY / 255, Y), "a test example is float32 of shape .*, a training example uint8"),
+        ((SIGNALS * 1e39, Y), "examples have numbers that are not finite"),
     ],
 )
 def test_what_is_no_data_set_is_one_sentence(given, said):

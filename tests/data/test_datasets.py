@@ -369,6 +369,8 @@ def test_fixed_statistics_map_pixels_to_one_around_nought_and_leave_tables_alone
     assert [t.tolist() for t in fixed_statistics((3, 8, 8))] == [[0.5] * 3, [0.5] * 3]
     for shape, mapped in ((3, 8, 8), False), ((4,), True), ((4,), False):
         assert [t.tolist() for t in fixed_statistics(shape, mapped)] == [[0.0] * shape[0], [1.0] * shape[0]]
+    for shape in (12, 30), (2, 3, 4, 5), (1, 8, 8):  # signals, volumes, images of any numbers
+        assert [t.tolist() for t in fixed_statistics(shape, floats=True)] == [[0.0], [1.0]]
 
 
 def test_an_export_under_the_root_is_found_by_name(tmp_path):

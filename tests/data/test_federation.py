@@ -48,8 +48,18 @@ def test_labels_are_whole_numbers_of_any_kind(dtype, algorithm):
             dataset(IMAGES[:, 0]),
             r"examples are uint8 of shape \[40, 8, 8\]: give images as uint8 of \[n, chan",
         ),
-        (dataset(IMAGES / 255), r"images are float32 of shape \[40, 3, 8, 8\]: give pixels from 0 to 255"),
-        (dataset(IMAGES, channels=2), "images have 3 channels, but there are 2 means and 2 deviations"),
+        (
+            dataset(IMAGES / 255),
+            r"float32 of shape \[40, 3, 8, 8\], but the means are \[3\] .*: give one of all, or 8, one for",
+        ),
+        (
+            dataset(IMAGES, channels=2),
+            r"means are \[2\] and the deviations \[2\]: give one a channel, 3 in all",
+        ),
+        (
+            dataset(TABLE.view(60, 2, 2), channels=3),
+            "give one of all, or 2, one for each place along the last",
+        ),
         (
             dataset(TABLE, test=TABLE[40:, :3]),
             r"test split's examples are \[3\], but those for training \[4\]",
@@ -78,6 +88,9 @@ def test_what_was_taken_before_is_taken():
     ):
         play(given)
     play(dataset(IMAGES[:, :1] / 255))
+    for floats in (IMAGES / 255, TABLE.view(60, 2, 2), TABLE.view(60, 1, 2, 1, 2)):
+        play(dataset(floats, channels=1))
+        play(dataset(floats, channels=floats.shape[-1]))
 
 
 def test_what_the_server_keeps_is_drawn_by_the_seed_and_may_be_all_of_a_class():

@@ -365,11 +365,57 @@ def test_a_node_that_says_what_cannot_be_is_left_out(case, tmp_path, caplog):
 def test_statistics_of_tables_may_be_large():
     from fedrecall.flower.nodes import _plausible
 
-    assert _plausible([2], [-1e9, 0.0], [1e10, 1e-5])
-    assert _plausible([2], [1.7e18, 0.0], [1e17, 1.0])  # nanoseconds since 1970
-    assert not _plausible([2], [-1e31, 0.0], [1.0, 1.0])
-    assert not _plausible([1, 8, 8], [2.0], [1.0])
-    assert not _plausible([1, 8, 8], [math.nan], [1.0])
+    assert _plausible(False, [-1e9, 0.0], [1e10, 1e-5])
+    assert _plausible(False, [1.7e18, 0.0], [1e17, 1.0])  # nanoseconds since 1970
+    assert not _plausible(False, [-1e31, 0.0], [1.0, 1.0])
+    assert not _plausible(True, [2.0], [1.0])
+    assert not _plausible(True, [math.nan], [1.0])
+
+
+SHAPES = ["2x10", "2x10,along=true", "1x6x5", "1x6x5,along=false", "2x3x4x5,along=true"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("how", ["data", "fixed", "none"])
+def test_signals_volumes_and_images_of_any_numbers_are_trained_on_as_on_one_machine(shape, how, tmp_path):
+    own = f"tests.flower.series:Series:shape={shape}"
+    common = {"normalisation": how, "rounds": 2, "algorithm": "fedntd"}
+    elsewhere = {"dataset": "", "auxiliary_per_class": "", "out": str(tmp_path / "run")}
+    grid = Grid(nodes(tmp_path, data=own))
+    result, expected = play(grid, **common, **elsewhere), alone(dataset=own, **common, auxiliary_per_class=0)
+    same(result.weights, expected.server.weights)
+    assert [r["accuracy"] for r in result.history] == [r["accuracy"] for r in expected.history]
+    assert {a.floats for a in said_of_data(grid)} == {True}
+    test = expected.federation.dataset.test
+    tested = trained(tmp_path / "run").predict(test.x)
+    assert np.mean([int(said) == y for said, y in zip(tested, test.y, strict=True)]) == result.accuracy
+    play(Grid(nodes(tmp_path, data=own)), **{**common, "rounds": 3}, **elsewhere, resume=True)
+    with pytest.raises(UserError, match="was begun with other numbers than pixels of"):
+        play(Grid(nodes(tmp_path)), **{**common, "rounds": 4}, **elsewhere, resume=True)
+
+
+def test_pixels_and_other_numbers_of_the_same_shape_are_told_apart(tmp_path):
+    run = {"rounds": 1, "dataset": "", "auxiliary_per_class": ""}
+    held = nodes(tmp_path)
+    held[1007]["data"] = "tests.flower.series:Series:shape=1x8x8"
+    with pytest.raises(UserError, match="other numbers than pixels with 1: let all nodes"):
+        play(Grid(held), **run, min_clients=3)
+    held = nodes(tmp_path, data="tests.flower.series:Series:shape=2x10")
+    held[1007]["data"] = "tests.flower.series:Series:shape=2x10,along=true"
+    with pytest.raises(UserError, match=r"with 10: let all nodes|with 10 means"):
+        play(Grid(held), **run, min_clients=3)
+    with pytest.raises(UserError, match="or one has pixels where the other has other numbers"):
+        play(Grid(nodes(tmp_path)), rounds=1, dataset="tests.flower.series:Series:shape=1x8x8")
+
+
+def test_examples_larger_than_any_are_refused_before_a_model_is_made(tmp_path):
+    def tell(node: int, message: Message) -> Message:
+        large = value(shape=[1, 10**6, 10**6])
+        return large(message) if message.metadata.message_type == "query" else message
+
+    run = {"rounds": 1, "dataset": "", "auxiliary_per_class": "", "min_clients": 2}
+    with pytest.raises(UserError, match="0 of 3 clients are here"):
+        play(Grid(nodes(tmp_path), tell), **run)
 
 
 def test_nothing_but_the_declared_travels(tmp_path):
@@ -713,7 +759,7 @@ def test_a_resumed_run_keeps_what_was_agreed_on_whoever_is_there(tmp_path):
     [
         (
             {"data": "synthetic:classes=3,train=60,test=30,channels=2"},
-            r"begun with examples of \[1, .* have \[2, ",
+            r"begun with pixels of \[1, .* have pixels of \[2, ",
         ),
         ({"data": "synthetic:classes=4,train=60,test=30"}, "begun with classes 0, 1, 2, .* now 0, 1, 2, 3"),
     ],

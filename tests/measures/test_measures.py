@@ -46,6 +46,8 @@ def test_locals(moment):
     assert found["clients"] == [0, 1]  # the failed visit is left out
     assert found["local_accuracy"] == pytest.approx([1 / 3, 1])
     assert found["local_average_accuracy"] == pytest.approx(2 / 3)
+    assert found["received_accuracy"] == [np.mean(row) for row in found["received_class_accuracy"]]
+    assert found["received_class_accuracy"] == [[1, 1, 1]] * 2
     # Client 0 holds (3/4, 1/4, 0), so outside (1/8, 3/8, 4/8); it gets only class 2 right afterwards.
     assert found["in_local"]["before"] == pytest.approx([1, 1])
     assert found["in_local"]["local"] == pytest.approx([0, 1])

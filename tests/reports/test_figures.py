@@ -347,13 +347,16 @@ def test_special_confusion_and_confusion_matrices(runs, out):
 def test_global_against_local_and_one_client(runs, out):
     points = draw("fedssd/fig2", runs("fedavg-0"), out).data["points"][0]
     run = Run(*runs("fedavg-0"))
-    assert points["global"] == pytest.approx([r["accuracy"] for r in run.records])
+    after = [r["accuracy"] for r in run.records]
+    assert points["rounds"] == [r["round"] for r in run.records]
+    assert points["global"][1:] == pytest.approx(after[:-1])  # what is sent is what the round before made
+    assert points["global"][0] not in (pytest.approx(after[0]), pytest.approx(points["local"][0]))
     assert points["local"] == [m["local_average_accuracy"] for _, m in run.measured("locals")]
     client = run.records[0]["chains"][0][0]
     data = draw(f"fedssd/fig3:client={client}", runs("fedavg-0"), out).data
     assert data["rounds"][0] == 1
     assert data["local"][0] == run.records[0]["measures"]["locals"]["class_accuracy"][0]
-    assert data["global"][0] == run.records[0]["class_accuracy"]
+    assert data["global"][0] != run.records[0]["class_accuracy"]
     measured = run.records[1]["measures"]["locals"]
     unlike = [k for k, own in enumerate(run.distributions) if list(own) != list(run.distributions[0])]
     client = next(k for k in measured["clients"][1:] if k in unlike)
@@ -361,9 +364,19 @@ def test_global_against_local_and_one_client(runs, out):
     place = measured["clients"].index(client)
     at = data["rounds"].index(2)
     assert data["local"][at] == measured["class_accuracy"][place]
+    assert data["global"][at] == run.records[0]["class_accuracy"]
     assert data["distribution"] == pytest.approx(run.distributions[client].tolist())
     with pytest.raises(UserError, match=r"client 6 took part in no measured round of .*fedavg-0"):
         draw("fedssd/fig3:client=6", runs("fedavg-0"), out)
+
+
+def test_of_earlier_versions_runs_what_was_sent_is_the_model_of_the_round_before(tmp_path, out):
+    run = Run(write(tmp_path / "old"))
+    (points,) = draw("fedssd/fig2", [run.path], out).data["points"]
+    assert points["rounds"] == [2, 3, 4, 5, 6]
+    assert points["global"] == pytest.approx([r["accuracy"] for r in run.records[:-1]])
+    with pytest.raises(UserError, match="was measured by an earlier version"):
+        draw("fedssd/fig2", [write(tmp_path / "one", played=1)], out)
 
 
 def test_bubbles_are_the_partition(runs, out):

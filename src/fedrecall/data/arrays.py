@@ -26,13 +26,15 @@ def from_arrays(
     seed: int = 0,
     standardise: bool = True,
 ) -> Dataset:
-    """A data set of images or rows and their labels.
+    """A data set of images, rows or signals and their labels.
 
     Images are whole numbers from 0 to 255, [n, H, W], [n, H, W, C] or [n, C, H, W] with 1 or 3 channels;
-    rows are numbers [n, F], moved and scaled by the training split unless ``standardise`` is false. Labels
-    are whole numbers or names. Without a test split ``held_out`` of every class is tested on. ``origin`` and
-    ``undivided`` say of every training example who or where it is from and what is held out whole, as
-    `folder` has them; ``origin_test`` says of those of ``x_test`` who or where they are from.
+    rows are numbers [n, F], moved and scaled by the training split unless ``standardise`` is false. Floating
+    numbers of more dimensions, such as signals [n, C, length], volumes or images of other ranges
+    [n, C, H, W], stay as they are; networks see them moved and scaled by one mean and deviation of the
+    training split, unless ``standardise`` is false. Labels are whole numbers or names. Without a test
+    split ``held_out`` of every class is tested on. ``origin`` and ``undivided`` say of every training example
+    who or where it is from and what is held out whole, as `folder` has them; ``origin_test`` says of those of ``x_test`` who or where they are from.
     """
     if (x_test is None) != (y_test is None):
         raise UserError("from_arrays: give x_test and y_test, or neither.")
@@ -50,11 +52,13 @@ def from_arrays(
     splits = {"train": _rows("training", x, y, origin, undivided)}
     if x_test is not None:
         splits["test"] = _rows("test", x_test, y_test, origin_test, None)
-    shapes = [rows.x[0].shape for rows in splits.values() if rows.x]
-    if len(set(shapes)) > 1 and min(map(len, shapes)) == 1:  # of images what is wrong is said below
+    kinds = [(rows.x[0].shape, rows.x[0].dtype) for rows in splits.values() if rows.x]
+    images = all(dtype == np.uint8 for _, dtype in kinds)  # of which what is wrong is said below
+    if len(set(kinds)) > 1 and not images:
+        (train, whole), (test, real) = kinds
         raise UserError(
-            f"from_arrays: a test example is of shape {list(shapes[1])}, a training example of "
-            f"{list(shapes[0])}: give both alike."
+            f"from_arrays: a test example is {real} of shape {list(test)}, a training example {whole} of "
+            f"{list(train)}: give both alike."
         )
     return join(name, Source(splits), name, held_out, seed, standardise)
 
@@ -64,14 +68,17 @@ def _rows(split: str, x: Any, y: Any, origin: Any, unit: Any) -> Rows:
     if held.dtype.kind in "iu" and held.ndim in (3, 4):
         held = _images(split, _pixels(split, held))
     elif held.ndim == 2 and held.dtype.kind in "fiu":
-        held = held.astype(np.float64)
-        if not np.isfinite(held).all():
-            raise UserError(f"from_arrays: the {split} rows have numbers that are not finite.")
+        held = _finite(split, held.astype(np.float64))
+    elif held.ndim > 2 and held.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            held = _finite(split, held.astype(np.float32))
+        if held.ndim == 4 and _channels_last(held):
+            held = held.transpose(0, 3, 1, 2)
     else:
         raise UserError(
             f"from_arrays: the {split} examples are {held.dtype} of shape {list(held.shape)}; give images as "
-            "whole numbers from 0 to 255 of [n, H, W], [n, H, W, C] or [n, C, H, W], and rows as numbers of "
-            "[n, F]."
+            "whole numbers from 0 to 255 of [n, H, W], [n, H, W, C] or [n, C, H, W], rows as numbers of "
+            "[n, F], and signals or volumes as floating numbers of [n, C, length] or more dimensions."
         )
     where = [f"{split} example {i}" for i in range(len(held))]
     labels = _column(split, "labels", y, len(held))
@@ -104,6 +111,17 @@ def _array(values: Any) -> np.ndarray[Any, Any]:
         return np.asarray(values)
     except ValueError as error:
         raise UserError(f"from_arrays: what is given is no array: {error}.") from error
+
+
+def _finite(split: str, held: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if not np.isfinite(held).all():
+        what = "rows have" if held.ndim == 2 else "examples have"
+        raise UserError(f"from_arrays: the {split} {what} numbers that are not finite.")
+    return held
+
+
+def _channels_last(held: np.ndarray[Any, Any]) -> bool:
+    return held.shape[3] in (1, 3) and held.shape[1] not in (1, 3)
 
 
 def _pixels(split: str, held: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

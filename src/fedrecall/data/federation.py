@@ -11,6 +11,7 @@ from fedrecall.data.augmentation import AUGMENTATIONS, Augmentation
 from fedrecall.data.client import ClientData, TestData
 from fedrecall.data.datasets import Dataset
 from fedrecall.data.partitions import label_counts
+from fedrecall.data.store import channels
 from fedrecall.errors import UserError
 
 
@@ -84,7 +85,7 @@ class Federation:
 
 def sound(dataset: Dataset) -> Dataset:
     """The data set with labels as int64, or a UserError that says what its splits hold instead."""
-    held, channels = {"training": dataset.train, "test": dataset.test}, dataset.train.x.shape[1:2]
+    held = {"training": dataset.train, "test": dataset.test}
     for name, split in held.items():
         if not len(split) and not len(split.x):
             continue  # at nodes of which only the shape is known
@@ -101,17 +102,17 @@ def sound(dataset: Dataset) -> Dataset:
         if not x.is_floating_point() and (x.dtype != torch.uint8 or x.ndim != 4):
             raise UserError(
                 f"{where}'s examples are {_described(x)}: give images as uint8 of [n, channels, height, "
-                "width], pixels from 0 to 255, and a table's rows as float32 of [n, columns]."
+                "width], pixels from 0 to 255, and all else, such as a table's rows [n, columns], as float32."
             )
-        if x.is_floating_point() and x.ndim == 4 and x.shape[1] > 1:
+        sizes = {1, *channels(x.shape[1:], x.is_floating_point())}
+        if any(v.ndim != 1 or len(v) not in sizes for v in (dataset.mean, dataset.std)):
+            wanted = f"one a channel, {x.shape[1]} in all"
+            if x.is_floating_point():
+                wanted = f"one of all, or {x.shape[-1]}, one for each place along the last axis"
+                wanted += "; pixels as uint8 have one a channel" if x.ndim == 4 else ""
             raise UserError(
-                f"{where}'s images are {_described(x)}: give pixels from 0 to 255 as uint8, for only those "
-                "are normalised channel by channel."
-            )
-        if x.ndim == 4 and any(len(v) not in (1, *channels) for v in (dataset.mean, dataset.std)):
-            raise UserError(
-                f"{where}'s images have {x.shape[1]} channels, but there are {len(dataset.mean)} means and "
-                f"{len(dataset.std)} deviations: give one a channel."
+                f"{where}'s examples are {_described(x)}, but the means are {list(dataset.mean.shape)} and "
+                f"the deviations {list(dataset.std.shape)}: give {wanted}."
             )
         if split.origin is not None and (
             split.origin.shape != y.shape

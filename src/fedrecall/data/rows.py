@@ -135,13 +135,18 @@ def join(
             if label not in code:
                 raise UserError(f"{where} has the label {label!r}, which {_expected(class_names, names)}.")
         tensors.append(torch.tensor([code[label] for label in rows.y], dtype=torch.int64))
-    table, moved = train.x[0].dtype != np.uint8, None
-    if not table:
+    image, table, moved = train.x[0].dtype == np.uint8, train.x[0].ndim == 1, None
+    if image:
         grey = all(image.ndim == 2 for rows in (train, test) for image in rows.x)
         height, width = train.x[0].shape[:2]
         shape = (1 if grey else 3, height, width)
         x_train, x_test = (torch.from_numpy(stack(rows, shape)) for rows in (train, test))
         mean, std = statistics(x_train)
+    elif not table:
+        numbers = np.stack(train.x)
+        x_train = torch.from_numpy(numbers)
+        x_test = torch.from_numpy(np.stack(test.x)) if test.x else x_train[:0]
+        mean, std = _of_all(numbers) if standardise else (torch.zeros(1), torch.ones(1))
     else:
         # In double precision: a column of time stamps would lose its digits as float32.
         wide_train = np.stack(train.x).astype(np.float64)
@@ -201,6 +206,13 @@ def _check_range(
             f"the column {name} has values from {wide[:, place].min():g} to {wide[:, place].max():g}, which "
             "cannot be computed with in single precision: scale it, or replace what stands for missing ones."
         )
+
+
+def _of_all(examples: NDArray[Any]) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of all numbers, in double precision; 1 if they never vary."""
+    mean = float(np.mean([x.mean(dtype=np.float64) for x in examples]))
+    square = float(np.mean([np.square(x - mean, dtype=np.float64).mean() for x in examples]))
+    return torch.tensor([mean]), torch.tensor([square**0.5 or 1.0])
 
 
 def _columns(wide: NDArray[np.float64]) -> Columns:

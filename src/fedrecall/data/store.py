@@ -58,7 +58,8 @@ class Dataset:
     train: Split
     test: Split
     mean: Tensor
-    """float32 ``[C]``: the training images' channel means on the scale 0 to 1 (tables: of the columns)."""
+    """float32 ``[C]``: the training images' channel means on the scale 0 to 1 (tables: of the columns; other
+    numbers: one of all, or those along the last axis)."""
     std: Tensor
     """float32 ``[C]``: their standard deviations; 1 for a channel that never varies."""
     columns: Columns | None = None
@@ -93,9 +94,14 @@ class Dataset:
         """Of one example: (C, H, W), or (F,) of a table."""
         return tuple(self.train.x.shape[1:])
 
+    @property
+    def floats(self) -> bool:
+        """Whether its examples are any numbers, not pixels from 0 to 255."""
+        return self.train.x.is_floating_point()
+
     def fixed(self, mapped: bool = True) -> Dataset:
         """The data set with a mean and a deviation in which no example has a part."""
-        mean, std = fixed_statistics(self.shape, mapped)
+        mean, std = fixed_statistics(self.shape, mapped, self.floats)
         return replace(self, mean=mean.to(self.mean.device), std=std.to(self.std.device))
 
     def to(self, device: torch.device) -> Dataset:
@@ -118,14 +124,27 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean.float(), torch.where(std > 0, std, 1.0).float()
 
 
-def fixed_statistics(shape: Sequence[int], mapped: bool = True) -> tuple[Tensor, Tensor]:
+def pixels(shape: Sequence[int], floats: bool) -> bool:
+    """Whether examples of this shape are an image's pixels from 0 to 255, not ``floats``."""
+    return len(shape) == 3 and not floats
+
+
+def channels(shape: Sequence[int], floats: bool) -> tuple[int, ...]:
+    """How many means there may be of examples: one of each channel or column; of other numbers one of all,
+    or those along the last axis."""
+    return (shape[0],) if len(shape) == 1 or pixels(shape, floats) else (1, shape[-1])
+
+
+def fixed_statistics(
+    shape: Sequence[int], mapped: bool = True, floats: bool = False
+) -> tuple[Tensor, Tensor]:
     """Mean and deviation for examples of this shape, whatever they are.
 
-    An image's pixels, on the scale 0 to 1, become -1 to 1 if they are to be ``mapped``; of a table's
-    columns nothing is known, so they stay as they are.
+    An image's pixels, on the scale 0 to 1, become -1 to 1 if they are to be ``mapped``; of other numbers,
+    such as a table's columns, nothing is known, so they stay as they are.
     """
-    mapped = mapped and len(shape) == 3
-    return torch.full(shape[:1], 0.5 if mapped else 0.0), torch.full(shape[:1], 0.5 if mapped else 1.0)
+    mapped, size = mapped and pixels(shape, floats), channels(shape, floats)[:1]
+    return torch.full(size, 0.5 if mapped else 0.0), torch.full(size, 0.5 if mapped else 1.0)
 
 
 _ARRAYS = ("train.x", "train.y", "test.x", "test.y", "mean", "std")
@@ -167,8 +186,11 @@ def _dataset(
             raise ValueError("wrong shapes")
         if len(split) and not 0 <= int(split.y.min()) <= int(split.y.max()) < len(class_names):
             raise ValueError("labels out of range")
-    if train.x.ndim not in (2, 4) or any(arrays[n].shape != train.x.shape[1:2] for n in ("mean", "std")):
+    sizes = channels(train.x.shape[1:], train.x.is_floating_point()) if train.x.ndim > 1 else ()
+    if any(arrays[n].ndim != 1 or len(arrays[n]) not in sizes for n in ("mean", "std")):
         raise ValueError("wrong shapes")
+    if train.x.ndim != 4 and not train.x.is_floating_point():
+        raise ValueError("wrong types")
     columns = _columns(standardised, train.x)
     if features and not (len(features) == train.x.shape[1] and all(isinstance(f, str) for f in features)):
         raise ValueError("columns' names that are not the table's")

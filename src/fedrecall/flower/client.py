@@ -139,6 +139,7 @@ def _announcement(node: Node, config: Config, silo: Silo) -> Announcement:
         list(d.features),
         d.standardised,
         provenance.version(),
+        d.floats,
     )
 
 

@@ -19,6 +19,7 @@ from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.client import ClientData
 from fedrecall.data.datasets import Dataset, Recipe, load
 from fedrecall.data.federation import Federation
+from fedrecall.data.store import channels
 from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import DTYPES, device_of, federate, normalised
 from fedrecall.flower.wire import Data
@@ -159,25 +160,31 @@ def _agreed(dataset: Dataset, data: Data, client: int) -> Dataset:
     names = tuple(data.classes)
     if unknown := [name for name in dataset.class_names if name not in names]:
         raise UserError(f"its class {unknown[0]!r} is not among the federation's: {', '.join(names)}.")
-    if not len(data.mean) == len(data.std) == len(dataset.mean):
-        raise UserError(f"its examples have {len(dataset.mean)} channels, the federation's {len(data.mean)}.")
+    if not len(data.mean) == len(data.std) in channels(dataset.shape, dataset.floats):
+        raise UserError(
+            f"its examples are {list(dataset.shape)}, for which the federation's {len(data.mean)} means and "
+            f"{len(data.std)} deviations are not."
+        )
     numbers = torch.tensor([names.index(name) for name in dataset.class_names])
     train, test = (replace(s, y=numbers[s.y]) for s in (dataset.train, dataset.test))
     return replace(dataset, class_names=names, train=train, test=test).restandardised(data.mean, data.std)
 
 
 def own_statistics(dataset: Dataset) -> tuple[list[float], list[float]]:
-    """Means and deviations of its images' channels, or of a table's columns as they were read."""
+    """Means and deviations of its images' channels, of a table's columns as they were read, or as a data set
+    of its owner's has them."""
     if dataset.columns is not None:
         return dataset.columns.mean, dataset.columns.std
-    return dataset.mean.tolist(), dataset.std.tolist()
+    size = channels(dataset.shape, dataset.floats)[0]
+    mean, std = (v.expand(size) if len(v) == 1 else v for v in (dataset.mean, dataset.std))
+    return mean.tolist(), std.tolist()
 
 
 def told_statistics(dataset: Dataset) -> tuple[list[float], list[float]]:
     """What `own_statistics` has, unless it would tell the server single examples."""
     mean, std = own_statistics(dataset)
-    behind = dataset.train.x[:, 0].numel()  # of each mean: an image has many pixels, a row one number
-    nothing = (np.array(mean) == 0).all() and (np.array(std) == 1).all()  # of a table that is left as it is
+    behind = dataset.train.x.numel() // len(mean)  # of each: an image has many pixels, a row one number
+    nothing = (np.array(mean) == 0).all() and (np.array(std) == 1).all()  # of what is left as it is
     if behind < FEWEST and not nothing:
         raise UserError(
             f"the mean and deviation of fewer than {FEWEST} numbers tell what these are, so it does not send "

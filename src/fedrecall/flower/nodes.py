@@ -17,7 +17,7 @@ from fedrecall import config as configs
 from fedrecall import payloads, provenance
 from fedrecall.backends.backend import Job
 from fedrecall.config import Config
-from fedrecall.data.store import fixed_statistics
+from fedrecall.data.store import channels, fixed_statistics, pixels
 from fedrecall.errors import Malformed, UserError
 from fedrecall.flower import code as codes
 from fedrecall.flower import wire
@@ -28,6 +28,7 @@ from fedrecall.flower.secure import Round
 from fedrecall.flower.wire import Announcement, Data, Question, Report, Task, Tested
 from fedrecall.measures.accuracy import Evaluation
 from fedrecall.models.model import Weights
+from fedrecall.models.trained import LARGEST
 from fedrecall.training import Failure, Visit
 
 log = logging.getLogger("flwr")
@@ -46,10 +47,11 @@ BELATED = 3600.0
 """Seconds that a task does: a reply that is later is refused, one that nobody took until then stays."""
 MOST_EXAMPLES = 10**9
 """Of one node: more cannot be true, and would outweigh everybody else's."""
-FARTHEST = {3: 1.001, 1: 1e30}
-"""Largest mean and deviation of a channel by the dimensions of an example: pixels are from 0 to 1."""
-LEAST_STD = {3: 1e-12, 1: 0.0}
-"""Smallest deviation: of an image's channel that never varies 1 is said, of a table's column 0."""
+MOST_DIMENSIONS = 8
+"""Of an example."""
+PIXELS, NUMBERS = (1e-12, 1.001), (0.0, 1e30)
+"""Smallest deviation, and largest mean and deviation: of a channel of pixels, which are from 0 to 1, and of
+any other numbers. Of a channel that never varies a deviation of 1 is said, of a table's column 0."""
 
 
 class Receipt(NamedTuple):
@@ -74,6 +76,13 @@ class Facts(NamedTuple):
     data: Data
     columns: tuple[str, ...] | None = None
     """What a table's columns are called; None: runs of earlier versions did not note it."""
+    floats: bool = False
+    """Whether examples are any numbers, not pixels; earlier versions did not note it, of tables either."""
+
+    @property
+    def pixels(self) -> bool:
+        """Whether examples are an image's pixels."""
+        return pixels(self.shape, self.floats)
 
 
 class Nodes:
@@ -265,16 +274,20 @@ class Nodes:
                 f"client {said.client} says it has {said.examples} examples, {said.test_examples} to test on"
             )
         if (
-            len(said.shape) not in FARTHEST
+            not 1 <= len(said.shape) <= MOST_DIMENSIONS
             or min(said.shape) < 1
+            or math.prod(said.shape) > LARGEST
             or not said.classes
             or len(set(said.classes)) < len(said.classes)
         ):
             raise Malformed(f"client {said.client} says that its examples are {said.shape} of {said.classes}")
-        channels = said.shape[0] if self.config.normalisation == "data" else 0
-        if not len(said.mean) == len(said.std) == channels:
-            raise Malformed(f"client {said.client} gives {len(said.mean)} channel means, not {channels}")
-        if not _plausible(said.shape, said.mean, said.std):
+        counts = channels(said.shape, said.floats) if self.config.normalisation == "data" else (0,)
+        if not len(said.mean) == len(said.std) in counts:
+            raise Malformed(
+                f"client {said.client} gives {len(said.mean)} channel means and {len(said.std)} deviations, "
+                f"not {' or '.join(map(str, counts))}"
+            )
+        if not _plausible(said.pixels, said.mean, said.std):
             raise Malformed(
                 f"client {said.client} gives channel means {_some(said.mean)} and deviations "
                 f"{_some(said.std)}, which its examples cannot have"
@@ -300,6 +313,8 @@ class Nodes:
             raise Malformed(
                 f"client {said.client} has examples of {said.shape}, others of {self.facts.shape}"
             )
+        if self.facts is not None and said.pixels != self.facts.pixels:
+            raise Malformed(f"client {said.client} has {_kind(said)}, others have {_kind(self.facts)}")
 
     def _clients(self) -> dict[int, int]:
         """Node of each client; of several that say the same number the one that was here first."""
@@ -337,6 +352,11 @@ class Nodes:
                     f"clients {first.client} and {other.client} have examples of different shapes, "
                     f"{first.shape} and {other.shape}."
                 )
+            if other.pixels != first.pixels or len(other.mean) != len(first.mean):
+                raise UserError(
+                    f"client {first.client} has {_kind(first)} with {len(first.mean)} means, client "
+                    f"{other.client} {_kind(other)} with {len(other.mean)}: let all nodes read theirs alike."
+                )
             if not self.hosting.class_names and other.classes != names:
                 raise UserError(
                     f"clients {first.client} and {other.client} name different classes, {_some(names)} and "
@@ -361,11 +381,11 @@ class Nodes:
             raise UserError(f"all clients have only the class {_some(names)}; at least two are needed.")
         if self.before is not None:
             self.facts = self.before
-            shape, data, columns = self.before
-            if tuple(first.shape) != shape:
+            shape, data, columns, _ = self.before
+            if (tuple(first.shape), first.pixels) != (shape, self.before.pixels):
                 raise UserError(
-                    f"the run was begun with examples of {list(shape)}, the nodes now have {first.shape}: "
-                    "bring the data back, or begin the run anew."
+                    f"the run was begun with {_kind(self.before)} of {list(shape)}, the nodes now have "
+                    f"{_kind(first)} of {first.shape}: bring the data back, or begin the run anew."
                 )
             if columns not in (None, tuple(first.columns)):
                 raise UserError(
@@ -380,16 +400,16 @@ class Nodes:
             return self.facts
         if self.config.normalisation == "data":
             mean, std = _pooled(said)
-            if not _plausible(first.shape, mean, std):
+            if not _plausible(first.pixels, mean, std):
                 raise UserError(
                     f"the channel means {_some(mean)} and deviations {_some(std)} of all clients together "
                     "are not those of any examples."
                 )
         else:
-            mean, std = (
-                t.tolist() for t in fixed_statistics(first.shape, self.config.normalisation == "fixed")
-            )
-        self.facts = Facts(tuple(first.shape), Data(names, mean, std), tuple(first.columns))
+            mapped = self.config.normalisation == "fixed"
+            mean, std = (t.tolist() for t in fixed_statistics(first.shape, mapped, first.floats))
+        agreed = Data(names, mean, std)
+        self.facts = Facts(tuple(first.shape), agreed, tuple(first.columns), first.floats)
         return self.facts
 
     # What they are asked.
@@ -646,15 +666,19 @@ def _content(reply: Message | Malformed) -> RecordDict:
     return reply.content
 
 
-def _plausible(shape: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> bool:
-    """Whether these can be the statistics of examples of this shape."""
-    least, most = (limits[len(shape)] for limits in (LEAST_STD, FARTHEST))
+def _kind(said: Announcement | Facts) -> str:
+    return "pixels" if said.pixels else "other numbers than pixels"
+
+
+def _plausible(pixels: bool, mean: Sequence[float], std: Sequence[float]) -> bool:
+    """Whether these can be the statistics of pixels, or of other numbers."""
+    least, most = PIXELS if pixels else NUMBERS
     return all(abs(m) <= most for m in mean) and all(least <= s <= most for s in std)
 
 
 def _pooled(said: Sequence[Announcement]) -> tuple[list[float], list[float]]:
     """Channel means and standard deviations of all the nodes' examples together; 1 of what never varies."""
-    image = len(said[0].shape) == 3
+    image = said[0].pixels
     share = np.array([a.examples for a in said], np.float64)
     share /= share.sum()
     means, stds = np.array([a.mean for a in said]), np.array([a.std for a in said])
@@ -664,7 +688,7 @@ def _pooled(said: Sequence[Announcement]) -> tuple[list[float], list[float]]:
     std = np.sqrt(share @ (stds**2 + (means - mean) ** 2))
     alike = ((means == means[0]) & (stds == stds[0])).all(0)  # then no rounding, nor a deviation made of it
     mean, std = np.where(alike, means[0], mean), np.where(alike, stds[0], std)
-    return mean.tolist(), np.where(std > LEAST_STD[3 if image else 1], std, 1.0).tolist()
+    return mean.tolist(), np.where(std > (PIXELS if image else NUMBERS)[0], std, 1.0).tolist()
 
 
 def _for_nodes(config: Config) -> dict[str, Any]:

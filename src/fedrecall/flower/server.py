@@ -20,6 +20,7 @@ from fedrecall.config import Config
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import Dataset, Split, load
 from fedrecall.data.federation import Federation, set_apart
+from fedrecall.data.store import pixels
 from fedrecall.errors import Malformed, UserError, sentence
 from fedrecall.experiment import (
     DTYPES,
@@ -130,6 +131,7 @@ class Agreed(NamedTuple):
     mean: list[float]
     std: list[float]
     columns: list[str]
+    floats: bool
 
 
 def marks(facts: Facts, nodes: Nodes) -> dict[str, Any]:
@@ -142,6 +144,7 @@ def marks(facts: Facts, nodes: Nodes) -> dict[str, Any]:
         "shape": list(facts.shape),
         "class_names": data.classes,
         "columns": None if facts.columns is None else list(facts.columns),
+        "floats": facts.floats,
         "statistics": wire.digest(rounded)[:16] if of_data else None,
         "examples": nodes.examples,
     }
@@ -306,11 +309,11 @@ def _agreed_before(folder: RunFolder, held: dict[str, Any]) -> Facts | None:
         log.warning("%s does not say what the nodes agreed on: they agree anew, on who is here now.", path)
         return None
     try:
-        said = wire.values({"columns": [], **held}, Agreed, f"{path}")
+        said = wire.values({"columns": [], "floats": False, **held}, Agreed, f"{path}")
     except Malformed as error:
         raise UserError(f"{error}: bring the file back, or begin the run anew.") from error
     agreed = Data(said.classes, said.mean, said.std)
-    return Facts(tuple(said.shape), agreed, tuple(said.columns) if noted else None)
+    return Facts(tuple(said.shape), agreed, tuple(said.columns) if noted else None, said.floats)
 
 
 def _own_data(config: Config) -> Dataset | None:
@@ -327,11 +330,12 @@ def _own_data(config: Config) -> Dataset | None:
 
 def _with(facts: Facts, own: Dataset, config: Config) -> Facts:
     """The facts with the server's statistics, if its data are of the nodes' kind."""
-    if own.shape != facts.shape or list(own.class_names) != facts.data.classes:
+    alike = own.shape == facts.shape and pixels(own.shape, own.floats) == facts.pixels
+    if not alike or list(own.class_names) != facts.data.classes:
         raise UserError(
             f"the server's {config.dataset['name']} has examples of {list(own.shape)} in {own.classes} "
             f"classes, the nodes have {list(facts.shape)} in {len(facts.data.classes)}; or the classes are "
-            "named differently."
+            "named differently, or one has pixels where the other has other numbers."
         )
     if own.features and facts.columns is not None and own.features != facts.columns:
         raise UserError(
@@ -346,7 +350,8 @@ def _with(facts: Facts, own: Dataset, config: Config) -> Facts:
 def describe(config: Config, facts: Facts, own: Dataset | None) -> Federation:
     """The federation as far as the server knows it: how many clients, and its own examples."""
     if own is None:
-        nothing = Split(torch.empty(0, *facts.shape, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
+        kind = torch.uint8 if facts.pixels else torch.float32
+        nothing = Split(torch.empty(0, *facts.shape, dtype=kind), torch.empty(0, dtype=torch.int64))
         mean, std = (torch.tensor(v, dtype=torch.float64) for v in (facts.data.mean, facts.data.std))
         names, columns = tuple(facts.data.classes), facts.columns or ()
         own = Dataset("elsewhere", names, nothing, nothing, mean, std, features=columns)

@@ -21,6 +21,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from fedrecall import files, trees
+from fedrecall.data.store import pixels
 from fedrecall.errors import Malformed, printable
 
 FORMAT = "safetensors"
@@ -66,7 +67,8 @@ class Announcement(NamedTuple):
     classes: list[str]
     """Names of the classes, in the order of their numbers."""
     mean: list[float]
-    """The training images' channel means; none if the run's normalisation is not of the data."""
+    """Of the training images' channels, a table's columns or other numbers; none if the run's normalisation
+    is not of the data."""
     std: list[float]
     columns: list[str]
     """What a table's columns are called, in their order; none of images."""
@@ -74,6 +76,13 @@ class Announcement(NamedTuple):
     """Whether a table's columns have been moved and scaled when they were read."""
     version: str
     """Of fedrecall."""
+    floats: bool = False
+    """Whether examples are any numbers, not pixels; earlier versions do not say it, of tables either."""
+
+    @property
+    def pixels(self) -> bool:
+        """Whether examples are an image's pixels."""
+        return pixels(self.shape, self.floats)
 
 
 class Data(NamedTuple):

@@ -24,6 +24,7 @@ class Locals(Measure):
         accuracies = [accuracy(e.confusion) for e in moment.local_evaluations]
         return {
             "clients": [v.client for v in moment.good],
+            "received_accuracy": [accuracy(e.confusion) for _, e in moment.received],
             "local_accuracy": accuracies,
             "local_average_accuracy": sum(accuracies) / max(len(accuracies), 1),
             "in_local": {
@@ -36,5 +37,6 @@ class Locals(Measure):
                 "local": [out_local(p, a, tested) for p, a in zip(shares, own, strict=True)],
                 "after": [out_local(p, combined, tested) for p in shares],
             },
+            "received_class_accuracy": [[float(a) for a in row] for row in sent],
             "class_accuracy": [[float(a) for a in row] for row in own],
         }

@@ -93,8 +93,10 @@ def _head(
 
 def _image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
     if len(shape) != 3:
+        also = f", or give images as {(1, *shape)}" if len(shape) == 2 else ""
         raise UserError(
-            f"model {name} needs images (channels, height, width), not data of shape {tuple(shape)}; use mlp."
+            f"model {name} needs images (channels, height, width), not data of shape {tuple(shape)}; "
+            f"use mlp or a network of your own{also}."
         )
     channels, height, width = shape
     if min(height, width) < least:

@@ -6,7 +6,6 @@ import copy
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,11 +13,9 @@ from torch import Tensor, nn
 
 from fedrecall import files
 from fedrecall.data.augmentation import plain
+from fedrecall.data.store import Dataset, channels, pixels
 from fedrecall.errors import UserError
 from fedrecall.models.model import Model, Weights
-
-if TYPE_CHECKING:
-    from fedrecall.data.store import Dataset
 
 CHUNK = 500
 """Examples that are looked at together."""
@@ -50,11 +47,11 @@ class Inputs:
             own = np.asarray(dataset.columns.std)
             own = np.where(own > 0, own, 1.0)
             mean, std = dataset.columns.mean + mean * own, std * own
-        shape, numbers = dataset.shape, dataset.train.x.is_floating_point()
-        if len(mean) == 1 and (len(shape) == 1 or not numbers):  # of all columns or channels
-            mean, std = (np.repeat(v, shape[0]) for v in (mean, std))
+        shape, floats = dataset.shape, dataset.floats
+        if len(mean) == 1:  # of all columns or channels
+            mean, std = (np.repeat(v, channels(shape, floats)[0]) for v in (mean, std))
         scales = tuple(mean.tolist()), tuple(std.tolist())
-        return Inputs(shape, dataset.class_names, *scales, dataset.features, len(shape) == 3 and numbers)
+        return Inputs(shape, dataset.class_names, *scales, dataset.features, len(shape) == 3 and floats)
 
     @property
     def classes(self) -> int:
@@ -89,8 +86,7 @@ class Inputs:
         return made
 
     def _fitting(self) -> bool:
-        by_first = len(self.shape) == 1 or (self.image and not self.floats)
-        counts = (self.shape[0],) if by_first else (1, self.shape[-1])
+        counts = channels(self.shape, self.floats)
         return len(self.mean) == len(self.std) in counts and len(self.columns) in (0, self.shape[0])
 
 
@@ -154,7 +150,7 @@ class Trained(nn.Module):
                 "the model was trained on images of floating-point numbers, not on pixels: give such, not "
                 f"{x.dtype}."
             )
-        if self.inputs.image and not self.inputs.floats and x.dtype != torch.uint8:
+        if pixels(shape, self.inputs.floats) and x.dtype != torch.uint8:
             raise UserError(f"images are pixels from 0 to 255 as uint8, not {x.dtype}.")
         if x.dtype != torch.uint8 and not torch.isfinite(x).all():
             what = "a row of the table" if len(shape) == 1 else "an example"

@@ -268,13 +268,28 @@ class NormalisedAccuracy(Figure):
         return made, {"pictures": data}
 
 
+_UNKNOWN = (
+    "{} was measured by an earlier version, which did not note how the models do that clients were sent, and "
+    "no round before a measured one is evaluated: measure it anew."
+)
+
+
+def _received(run: Run, round_number: int, measured: dict[str, Any], what: str) -> list[Any]:
+    """Accuracies of the model that each of the round's clients was sent; none where that is not known."""
+    if (found := measured.get(f"received_{what}")) is not None:
+        return list(found)
+    before = [r[what] for r in run.evaluated if r["round"] == round_number - 1]  # earlier versions
+    return before * len(measured["clients"])
+
+
 @dataclass(frozen=True)
 class GlobalAgainstLocal(Figure):
     """FedSSD, figure 2: the global model against the local models' average, round by round."""
 
     caption: ClassVar[str] = (
-        "Left: accuracy of the global model against the mean accuracy of the round's local models, one point "
-        "a round; above the diagonal local training forgot. Right: their difference over rounds."
+        "Left: accuracy of the global model that the round's clients were sent against the mean accuracy of "
+        "what they made of it, one point a round; above the diagonal local training forgot. Right: their "
+        "difference over rounds."
     )
     needs: ClassVar[str] = "runs of one algorithm with several partitions"
     commands: ClassVar[tuple[str, ...]] = (
@@ -291,14 +306,19 @@ class GlobalAgainstLocal(Figure):
         data = []
         for group in groups:
             run = group.runs[0]
-            known = {r["round"]: r["accuracy"] for r in run.evaluated}
-            found = [(n, known[n], m["local_average_accuracy"]) for n, m in run.measured("locals")]
+            found = [
+                (n, mean(sent), m["local_average_accuracy"])
+                for n, m in run.measured("locals")
+                if (sent := _received(run, n, m, "accuracy"))
+            ]
+            if not found:
+                raise UserError(_UNKNOWN.format(run.path))
             rounds, whole, local = map(np.array, zip(*found, strict=True))
             axes[0, 0].scatter(local, whole, s=9, color=paint[group.label][0], label=group.label)
             axes[0, 1].plot(rounds, whole - local, color=paint[group.label][0])
             data.append({"group": group.label, "rounds": rounds, "global": whole, "local": local})
         axes[0, 0].axline((0, 0), slope=1, color="#999999", linewidth=0.8)
-        axes[0, 0].set(xlabel="mean local accuracy", ylabel="global accuracy", xlim=(0, 1), ylim=(0, 1))
+        axes[0, 0].set(xlabel="mean local accuracy", ylabel="global, sent", xlim=(0, 1), ylim=(0, 1))
         axes[0, 1].axhline(0, color="#999999", linewidth=0.8)
         axes[0, 1].set(xlabel="round", ylabel="global − local")
         legend_below(made, axes[0, 0])
@@ -313,8 +333,8 @@ class OneClient(Figure):
     """Which client."""
 
     caption: ClassVar[str] = (
-        "Class-wise accuracy over the rounds in which the client took part: of the global model after the "
-        "round, of the client's own, and its share of each class."
+        "Class-wise accuracy over the rounds in which the client took part: of the global model that it was "
+        "sent, of what it made of that, and its share of each class."
     )
     needs: ClassVar[str] = "one run in which the client takes part often (best: in every round)"
     commands: ClassVar[tuple[str, ...]] = GlobalAgainstLocal.commands
@@ -322,14 +342,20 @@ class OneClient(Figure):
     def plot(self, runs: Sequence[Run]) -> tuple[Page, Data]:
         """Two pictures and the client's labels."""
         run = runs[0]
-        known = {r["round"]: r["class_accuracy"] for r in run.evaluated}
-        found = [
-            (n, known[n], m["class_accuracy"][m["clients"].index(self.client)])
+        took = [
+            (n, m, m["clients"].index(self.client))
             for n, m in run.measured("locals")
             if self.client in m["clients"]
         ]
-        if not found:
+        if not took:
             raise UserError(f"client {self.client} took part in no measured round of {run.path}.")
+        found = [
+            (n, sent[at], m["class_accuracy"][at])
+            for n, m, at in took
+            if (sent := _received(run, n, m, "class_accuracy"))
+        ]
+        if not found:
+            raise UserError(_UNKNOWN.format(run.path))
         rounds = [n for n, *_ in found]
         whole, local = (np.array([row[i] for row in found]) for i in (1, 2))
         made, axes = page(1, 3, 2.3, 2.1)
