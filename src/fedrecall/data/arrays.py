@@ -34,7 +34,8 @@ def from_arrays(
     [n, C, H, W], stay as they are; networks see them moved and scaled by one mean and deviation of the
     training split, unless ``standardise`` is false. Labels are whole numbers or names. Without a test
     split ``held_out`` of every class is tested on. ``origin`` and ``undivided`` say of every training example
-    who or where it is from and what is held out whole, as `folder` has them; ``origin_test`` says of those of ``x_test`` who or where they are from.
+    who or where it is from and what is held out whole, as `folder` has them; ``origin_test``
+    says of those of ``x_test`` who or where they are from.
     """
     if (x_test is None) != (y_test is None):
         raise UserError("from_arrays: give x_test and y_test, or neither.")
