@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -261,14 +262,49 @@ def test_what_an_earlier_version_noted_of_a_whole_file_is_still_known(home, tmp_
     mine.write_text(mine.read_text() + ANOTHER.replace("HALF = 0.5", ""))
     play(tmp_path / "run", f"{mine}:Mine", 1)
     (now,) = code({"algorithm": f"{mine}:Mine"}).values()
-    assert now != now.whole
+    assert now not in now.earlier[1:]
     starts = json.loads(made.read_text())
     assert starts[-1]["code"] == {"mine.py:Mine": now}
-    starts[-1]["code"]["mine.py:Mine"] = now.whole
+    starts[-1]["code"]["mine.py:Mine"] = now.earlier[1]
     made.write_text(json.dumps(starts))
     fedrecall.trained(tmp_path / "run")
     play(tmp_path / "run", f"{mine}:Mine", 2)
     assert json.loads(made.read_text())[-1]["code"] == {"mine.py:Mine": now}
+
+
+def noted_of(folder):
+    ALGORITHMS.make(f"{folder}/mine.py:Mine")
+    (digest,) = code({"algorithm": f"{folder}/mine.py:Mine"}).values()
+    return digest
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("scale = 1.0", "from {helper} import scale"),
+        ("scale = {'a': 1.0}", "from {helper} import scale"),
+        ("from functools import partial\nscale = partial(max, 1.0)", "from {helper} import scale"),
+        ("from functools import cache\n@cache\ndef scale(): return 1.0", "from {helper} import scale"),
+        ("scale = 1.0", "import importlib\nscale = importlib.import_module('{helper}').scale"),
+        ("scale = 1.0", "def scale():\n    from {helper} import scale\n    return scale"),
+    ],
+)
+def test_whatever_is_imported_is_part_of_the_code(given, taken, home):
+    folder, helper, anew = home
+    mine = folder / "mine.py"
+    mine.write_text(
+        mine.read_text().replace(f"from {helper.stem} import scale", taken.format(helper=helper.stem))
+    )
+    helper.write_text(given)
+    then = noted_of(folder)
+    helper.write_text(f"{given}  # a note")
+    anew()
+    assert noted_of(folder) == then
+    helper.write_text(given.replace("1.0", "2.0"))
+    anew()
+    now = noted_of(folder)
+    assert provenance.differs(then, now)
+    assert not provenance.differs(then.earlier[0], now)  # as it was noted by what did not see this
 
 
 @pytest.mark.parametrize(
@@ -363,6 +399,31 @@ def test_a_file_that_changed_since_it_was_loaded_is_told_of(home):
     with pytest.warns(RuntimeWarning, match="has changed since it was loaded"):
         ALGORITHMS.make(named["algorithm"])
     assert code(named) == loaded  # what runs is the old one
+
+
+@pytest.mark.parametrize("by", ["module", "file"])
+def test_what_was_imported_and_edited_since_is_told_of_and_noted_as_it_was(by, home):
+    folder, helper, anew = home
+    module = f"mine_{helper.stem}"
+    file = (folder / "mine.py").rename(folder / f"{module}.py")
+    named = {"algorithm": f"{module if by == 'module' else file}:Mine"}
+    with warnings.catch_warnings(action="error"):
+        ALGORITHMS.make(named["algorithm"])
+    loaded = code(named)
+    helper.write_text("def scale(): return 2.0")
+    with pytest.warns(RuntimeWarning, match=f"{helper.name} has changed since it was loaded"):
+        ALGORITHMS.make(named["algorithm"])
+    assert code(named) == loaded  # what runs is the old one
+    if by == "module":
+        importlib.reload(sys.modules[helper.stem])
+        file.write_text(file.read_text().replace("mu: float = 1.0", "mu: float = 3.0"))
+        importlib.reload(sys.modules[module])
+        with warnings.catch_warnings(action="error"):
+            assert ALGORITHMS.make(named["algorithm"]).mu == 3.0
+    else:
+        anew()
+        ALGORITHMS.make(named["algorithm"])
+    assert code(named) != loaded
 
 
 def test_only_what_is_somebodys_own_is_their_code(home):

@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-import sysconfig
 import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrecall import __version__, files, secrecy, specs
+from fedrecall import __version__, files, own_code, secrecy, specs
 from fedrecall.data.datasets import Dataset
 from fedrecall.errors import UserError
 
@@ -219,13 +218,13 @@ def git_revision(code: Path = Path(__file__)) -> str | None:
 class Digest(str):
     """Of code that something depends on."""
 
-    whole: str
-    """That of the whole of its file, which earlier versions noted."""
+    earlier: tuple[str, ...]
+    """What earlier versions noted of it."""
 
 
 def differs(then: str, now: str) -> bool:
     """Whether a digest that a run noted is not of the code there is now."""
-    return then not in (now, getattr(now, "whole", now))
+    return then not in (now, *getattr(now, "earlier", ()))
 
 
 def code(config: Mapping[str, Any]) -> dict[str, str]:
@@ -236,8 +235,9 @@ def code(config: Mapping[str, Any]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for text, module in modules(config):
-        digest = Digest(_digest(sources(module, _attribute(text))))
-        digest.whole = _digest(sources(module))
+        name = _attribute(text)
+        digest = Digest(_digest(sources(module, name)))
+        digest.earlier = tuple(_digest(sources(module, n, declared=False)) for n in (name, None))
         found[named(text)] = digest
     return found
 
@@ -280,39 +280,49 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(inner)
 
 
-def sources(module: types.ModuleType, name: str | None = None) -> dict[str, bytes]:
+def sources(module: types.ModuleType, name: str | None = None, *, declared: bool = True) -> dict[str, bytes]:
     """The source of a module and of all that it takes names from, without comments, by module.
 
-    With a ``name``, of this module what that depends on alone.
+    With a ``name``, of this module what that depends on alone. What is not ``declared`` is that of which the
+    modules hold a class, a function or the module itself, and not all that their statements import.
     """
     found: dict[str, bytes] = {}
-    todo = [module]
+    todo = [module.__name__]
     while todo:
-        module = todo.pop()
-        tree = None if module.__name__ in found else _tree(module)
+        place = todo.pop()
+        tree = None if place in found else _tree(place)
         if tree is None:
             continue
-        held = vars(module)
+        held = vars(sys.modules[place]) if place in sys.modules else {}
         if name is not None:
             tree, names = _reached(tree, name)
             held, name = {k: v for k, v in held.items() if k in names}, None
-        found[module.__name__] = ast.unparse(tree).encode()
+        found[place] = ast.unparse(tree).encode()
         for value in list(held.values()):
             taken = value if isinstance(value, types.ModuleType) else None
             if isinstance(value, (type, types.FunctionType)):
                 taken = sys.modules.get(value.__module__)
             if taken is not None and not _packaged(taken):
-                todo.append(taken)
+                todo.append(taken.__name__)
+        if declared:
+            todo += [n for n, _ in own_code.imports(found[place], own_code.package_of(place))]
     return found
 
 
-def _tree(module: types.ModuleType) -> ast.Module | None:
-    """None of what was not loaded from a file in Python."""
+def _tree(name: str) -> ast.Module | None:
+    """A module as it was loaded; None of what was not loaded from a file in Python."""
+    path = Path(str(getattr(sys.modules.get(name), "__file__", None)))
     try:
-        path = Path(str(module.__file__))
-        return ast.parse(specs.loaded_sources.get(path) or path.read_bytes())
-    except (AttributeError, OSError, SyntaxError, ValueError):
+        return ast.parse(_text(name, path))
+    except (OSError, SyntaxError, ValueError):
         return None
+
+
+def _text(name: str, path: Path) -> bytes:
+    if path in specs.loaded_sources:
+        return specs.loaded_sources[path]
+    source = own_code.read(name)
+    return path.read_bytes() if source is None else source.text
 
 
 def _reached(tree: ast.Module, name: str) -> tuple[ast.Module, set[str]]:
@@ -354,10 +364,9 @@ def _used(statement: ast.stmt) -> set[str]:
 
 
 _WORD = re.compile(r"[^\W\d]\w*")
-_PACKAGES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def _packaged(module: types.ModuleType) -> bool:
     """Whether the module came with Python, with this package or with another one that was installed."""
-    where = str(getattr(module, "__file__", None) or "")
-    return module.__name__.partition(".")[0] in ("fedrecall", "__main__") or where.startswith(_PACKAGES)
+    ours = module.__name__.partition(".")[0] in ("fedrecall", "__main__")
+    return ours or own_code.installed(str(getattr(module, "__file__", None) or ""))

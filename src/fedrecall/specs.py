@@ -33,6 +33,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedrecall import own_code
 from fedrecall.errors import Missing, UserError, nearest
 
 ALIKE = 0.85
@@ -602,13 +603,30 @@ def module_at(place: str, user: str) -> types.ModuleType:
     if not all(part.isidentifier() for part in place.split(".")):
         raise UserError(f"{user}: {shown(place)} is neither a module nor a file that ends in .py.")
     try:
-        return importlib.import_module(place)
+        found = importlib.import_module(place)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name and place.startswith(error.name):
             raise UserError(
                 f"{user}: there is no module {place!r} to import; a file's path ends in .py."
             ) from error
         raise UserError(f"{user}: {_not_imported(place, error)}") from error
+    if source := own_code.read(place):
+        _tell_changed({place: source} | own_code.closure(source.text, own_code.package_of(place)))
+    return found
+
+
+def _tell_changed(sources: Mapping[str, own_code.Source]) -> None:
+    for source in own_code.changed(sources).values():
+        _warn_changed(source.path)
+
+
+def _warn_changed(path: Path | str) -> None:
+    warnings.warn(
+        f"{path} has changed since it was loaded: this process goes on with what it was. Start another "
+        "one (a notebook: restart its kernel) for what it is.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _not_imported(what: str, error: Exception) -> str:
@@ -638,12 +656,10 @@ def _load_file(path: Path, user: str) -> types.ModuleType:
             return _loaded_files[path]
         raise Missing(f"{user}: there is no file {path}.") from None
     if loaded_sources.get(path, source) != source:
-        warnings.warn(
-            f"{path} has changed since it was loaded: this process goes on with what it was. Start another "
-            "one (a notebook: restart its kernel) for what it is.",
-            RuntimeWarning,
-        )
-    return load_source(path, source)
+        _warn_changed(path)
+    found = load_source(path, source)
+    _tell_changed(own_code.closure(loaded_sources[path]))
+    return found
 
 
 def load_source(path: Path, source: bytes) -> types.ModuleType:

@@ -787,6 +787,26 @@ def test_workers_have_what_lies_beside_a_users_file_as_it_was_when_the_run_began
     same(opened(w).map(jobs(w)), expected)  # this process goes on with what it imported
 
 
+def test_workers_have_a_module_as_it_was_imported_whatever_its_file_says_since(tmp_path, opened, monkeypatch):
+    names = [f"{part}_{tmp_path.name}".replace("-", "_") for part in ("mine", "rate")]
+    mine, rate = (tmp_path / f"{name}.py" for name in names)
+    rate.write_text("FACTOR = 0.5\n")
+    mine.write_text(
+        "from dataclasses import dataclass\n"
+        "from fedrecall.algorithms.fedavg import FedAvg\n"
+        f"from {names[1]} import FACTOR\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(FedAvg):\n"
+        "    def correct(self, grads, anchor):\n"
+        "        return {n: FACTOR * g for n, g in grads.items()}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    w = work(ALGORITHMS.make(f"{names[0]}:Mine"), workers=2)
+    for edited in (rate, mine):
+        edited.write_text("raise RuntimeError('edited')\n")
+        same(opened(w).map(jobs(w)), Serial(w).map(jobs(w)))
+
+
 def test_of_what_a_file_imports_only_its_neighbours_are_sent(tmp_path, monkeypatch):
     here = tmp_path / "here"
     installed = here / "env" / "lib" / "site-packages"
@@ -795,8 +815,10 @@ def test_of_what_a_file_imports_only_its_neighbours_are_sent(tmp_path, monkeypat
         (folder / f"{name}.py").write_text("import json\n")
         monkeypatch.syspath_prepend(str(folder))
     names = "neighbour, installed_there, elsewhere, torch.nn, fedrecall.trees, nowhere, json, missing.part"
-    found = places.beside({here / "mine.py": f"import {names}".encode()})
-    assert found == {"neighbour": places.Source(str(here / "neighbour.py"), b"import json\n", None)}
+    calls = "importlib.import_module('neighbour'), __import__(f'x{1}'), import_module('.part', 'torch')"
+    for text in (f"import {names}", calls):
+        found = places.beside({here / "mine.py": text.encode()})
+        assert found == {"neighbour": places.Source(str(here / "neighbour.py"), b"import json\n", None)}
 
 
 def test_where_code_is_looked_for_may_be_given_as_paths(tmp_path, opened, monkeypatch):
