@@ -107,6 +107,26 @@ def test_a_wrong_spec_ends_in_a_sentence_that_names_what_would_do(spec, said):
     assert said in str(caught.value)
 
 
+def test_a_file_is_not_given_another_folders_neighbour(tmp_path, monkeypatch):
+    name = f"near_{tmp_path.name}".replace("-", "_")
+    for folder, share in (("one", 0.1), ("two", 0.2), ("copy", 0.1)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.py").write_text(f"from {name}_too import SHARE\n")
+        (tmp_path / folder / f"{name}_too.py").write_text(f"SHARE = {share}\n")
+        (tmp_path / folder / "mine.py").write_text(
+            f"from {name} import SHARE\n" + MINE + "    y: float = SHARE\n"
+        )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    spec = "{}/{}/mine.py:Mine"
+    for folder in ("one", "copy"):
+        assert REGISTRY.make(spec.format(tmp_path, folder)).y == 0.1
+    for _ in range(2):
+        with pytest.raises(UserError) as caught:
+            REGISTRY.make(spec.format(tmp_path, "two"))
+        for folder in ("one", "two"):
+            assert str(tmp_path / folder / f"{name}_too.py") in str(caught.value)
+
+
 @dataclass(frozen=True)
 class Unlisted(Thing):
     far: float = 2.0

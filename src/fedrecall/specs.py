@@ -657,9 +657,35 @@ def _load_file(path: Path, user: str) -> types.ModuleType:
         raise Missing(f"{user}: there is no file {path}.") from None
     if loaded_sources.get(path, source) != source:
         _warn_changed(path)
+    if path not in _loaded_files:
+        _look_in(path.parent)
+        _check_neighbours(path, source, user)
     found = load_source(path, source)
     _tell_changed(own_code.closure(loaded_sources[path]))
     return found
+
+
+def _check_neighbours(path: Path, source: bytes, user: str) -> None:
+    """Raise UserError if the file would be given another folder's module for one that lies beside it."""
+
+    def lies_beside(name: str, found: own_code.Source) -> bool:
+        place = own_code.beside(path.parent, name)
+        if place is None:
+            return False
+        if place.resolve() != Path(found.path).resolve() and place.read_bytes() != found.text:
+            raise UserError(
+                f"{user}: {name}, which {path.name} imports, is {place} beside it, but in this process "
+                f"{found.path}: give one of them another name, or use each in a process of its own."
+            )
+        return True
+
+    own_code.closure(source, where=lies_beside)
+
+
+def _look_in(folder: Path) -> None:
+    """Let what lies in this folder be imported, after what is installed."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 def load_source(path: Path, source: bytes) -> types.ModuleType:
@@ -668,8 +694,7 @@ def load_source(path: Path, source: bytes) -> types.ModuleType:
     It may import what lies beside it, after what is installed.
     """
     if path not in _loaded_files:
-        if str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))
+        _look_in(path.parent)
         name = f"fedrecall_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
