@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import types
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
@@ -424,6 +425,97 @@ def test_what_was_imported_and_edited_since_is_told_of_and_noted_as_it_was(by, h
         anew()
         ALGORITHMS.make(named["algorithm"])
     assert code(named) != loaded
+
+
+PROGRAM = """
+from dataclasses import dataclass
+from fedrecall import FedAvg
+from math import *
+SCALE = 1.0
+rounds = 5
+[0, 1][0] = 2
+LIMITS = {"top": 7.0}
+LIMITS["low"] = 3.0
+
+@dataclass(frozen=True)
+class Base(FedAvg):
+    def loss(self, model, params, anchor, batch):
+        rounds = SCALE * super().loss(model, params, anchor, batch)
+        return rounds.clamp(max=LIMITS["top"])
+
+@dataclass(frozen=True)
+class Mine(Base):
+    mu: float = 1.0
+
+if __name__ == "__main__":
+    seen.append(rounds)
+"""
+
+
+@pytest.fixture
+def program(monkeypatch, tmp_path):
+    """Starts a program anew: a script by its text, a notebook by its cells, a prompt by what was typed."""
+
+    def start(kind, *texts):
+        main = types.ModuleType("__main__")
+        main.seen = []
+        if kind == "script":
+            main.__file__ = str(tmp_path / "exp.py")
+            Path(main.__file__).write_text(texts[-1])
+        elif kind == "notebook":
+            main.In = ["", "%no python", *texts]
+        provenance._script.cache_clear()
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        for text in texts:
+            exec(text, main.__dict__)
+        assert main.seen
+        return main.Mine
+
+    return start
+
+
+@pytest.mark.parametrize("kind", ["script", "notebook"])
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("rounds = 5", "rounds = 7\n# more", True),
+        ("seen.append(rounds)", "seen.append(7)", True),
+        ("mu: float = 1.0", "mu: float = 1.0\n    def own(self): return 3", False),
+        ("SCALE *", "3 * SCALE *", False),
+        ("SCALE = 1.0", "SCALE = 2.0", False),
+        ("= 3.0", "= 4.0", False),
+        ("from math", "from cmath", False),
+    ],
+)
+def test_a_script_and_a_notebook_are_not_gone_on_with_by_other_code(kind, old, new, same, program, tmp_path):
+    named = {"algorithm": {"name": "__main__:Mine"}}
+    program(kind, PROGRAM)
+    then = code(named)
+    program(kind, PROGRAM.replace(old, new))
+    assert (code(named) == then) == same
+    if kind == "notebook" and "from" not in old:  # the edited cell was run where the first one had been
+        once = code(named)
+        program(kind, PROGRAM, PROGRAM.replace(old, new))
+        assert code(named) == once
+
+
+def test_a_script_is_resumed_by_itself_alone(program, tmp_path):
+    run = tmp_path / "run"
+    play(run, program("script", PROGRAM), 1)
+    assert json.loads((run / "made.json").read_text())[-1]["code"].keys() == {"__main__:Mine"}
+    with warnings.catch_warnings(action="error", category=RuntimeWarning):
+        play(run, program("script", PROGRAM.replace("= 5", "= 6")), 2)
+    with pytest.raises(UserError, match="begun with other code than __main__:Mine has now"):
+        play(run, program("script", PROGRAM.replace("SCALE *", "2 *")), 3)
+
+
+def test_of_a_prompts_class_it_is_said_that_its_code_is_not_known(program, tmp_path):
+    run = tmp_path / "run"
+    play(run, program("prompt", PROGRAM), 1)
+    with pytest.warns(
+        RuntimeWarning, match="whether __main__:Mine is still what .*run was begun with cannot"
+    ):
+        play(run, program("prompt", PROGRAM), 2)
 
 
 def test_only_what_is_somebodys_own_is_their_code(home):

@@ -6,9 +6,11 @@ import platform
 import re
 import shlex
 import subprocess
+import symtable
 import sys
 import time
 import types
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
@@ -145,7 +147,15 @@ def check_code(
     """
     before = starts[-1].get("code", {}) if starts else {}
     for name, digest in before.items():
-        if differs(digest, code.get(name, digest)):
+        now = code.get(name, digest)
+        if UNKNOWN in (digest, now):
+            warnings.warn(
+                f"whether {name} is still what {folder} was begun with cannot be told, as it was made in a "
+                "prompt: write it into a file.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        elif differs(digest, now):
             raise UserError(
                 f"{folder} was begun with other code than {name} has now: put that back{remedy}. "
                 f"To go on with the new code all the same, move {folder / 'made.json'} elsewhere."
@@ -215,6 +225,10 @@ def git_revision(code: Path = Path(__file__)) -> str | None:
 # The code of a run's owner: an algorithm, a network, a data set of their own.
 
 
+UNKNOWN = "unknown"
+"""What is noted instead of the digest of code whose source is nowhere, as a prompt's."""
+
+
 class Digest(str):
     """Of code that something depends on."""
 
@@ -223,8 +237,8 @@ class Digest(str):
 
 
 def differs(then: str, now: str) -> bool:
-    """Whether a digest that a run noted is not of the code there is now."""
-    return then not in (now, *getattr(now, "earlier", ()))
+    """Whether a digest that a run noted is not of the code there is now, as far as both are known."""
+    return UNKNOWN not in (then, now) and then not in (now, *getattr(now, "earlier", ()))
 
 
 def code(config: Mapping[str, Any]) -> dict[str, str]:
@@ -236,7 +250,8 @@ def code(config: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text, module in modules(config):
         name = _attribute(text)
-        digest = Digest(_digest(sources(module, name)))
+        read = sources(module, name)
+        digest = Digest(_digest(read) if any(read.values()) else UNKNOWN)
         digest.earlier = tuple(_digest(sources(module, n, declared=False)) for n in (name, None))
         found[named(text)] = digest
     return found
@@ -295,7 +310,7 @@ def sources(module: types.ModuleType, name: str | None = None, *, declared: bool
             continue
         held = vars(sys.modules[place]) if place in sys.modules else {}
         if name is not None:
-            tree, names = _reached(tree, name)
+            tree, names = (_of_program if place == "__main__" else _reached)(tree, name)
             held, name = {k: v for k, v in held.items() if k in names}, None
         found[place] = ast.unparse(tree).encode()
         for value in list(held.values()):
@@ -311,9 +326,12 @@ def sources(module: types.ModuleType, name: str | None = None, *, declared: bool
 
 def _tree(name: str) -> ast.Module | None:
     """A module as it was loaded; None of what was not loaded from a file in Python."""
-    path = Path(str(getattr(sys.modules.get(name), "__file__", None)))
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if name == "__main__" and file is None:
+        return _cells(getattr(module, "In", None))
     try:
-        return ast.parse(_text(name, path))
+        return ast.parse(_text(name, Path(str(file))))
     except (OSError, SyntaxError, ValueError):
         return None
 
@@ -321,8 +339,73 @@ def _tree(name: str) -> ast.Module | None:
 def _text(name: str, path: Path) -> bytes:
     if path in specs.loaded_sources:
         return specs.loaded_sources[path]
+    if name == "__main__":
+        return _script(path)
     source = own_code.read(name)
     return path.read_bytes() if source is None else source.text
+
+
+@cache
+def _script(path: Path) -> bytes:
+    """The script that was started; who edits it while it runs does so for its next start."""
+    return path.read_bytes()
+
+
+def _cells(cells: Any) -> ast.Module:
+    """What a notebook's cells say last of each name, in an order that does not tell when each was run."""
+    kept, again = set[str](), set[str]()
+    for cell in reversed(cells if isinstance(cells, list) else []):
+        try:
+            statements = ast.parse(cell).body
+        except (SyntaxError, TypeError, ValueError):  # which nobody has run
+            continue
+        for statement in reversed(statements):
+            given = _given(statement)
+            if given - again:
+                kept.add(ast.unparse(statement))
+            if not isinstance(statement, ast.AugAssign):
+                again |= given
+    return ast.parse("\n".join(sorted(kept)))
+
+
+def _of_program(tree: ast.Module, name: str) -> tuple[ast.Module, set[str]]:
+    """As `_reached`, of what also calls run: what gives no name that is used has no part in it."""
+    names, kept, before = {name}, set[ast.stmt](), -1
+    while before != len(kept):
+        before = len(kept)
+        for statement in tree.body:
+            given = {word for text in _given(statement) for word in _FIRST.findall(text)}
+            if statement not in kept and given & {*names, "*"}:
+                kept.add(statement)
+                names |= _looked_up(statement)
+    return ast.Module([s for s in tree.body if s in kept], []), names
+
+
+def _given(node: ast.AST) -> set[str]:
+    """What a statement gives its module another value of, however deep in it: names, entries, attributes."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+        return {f"* of {node.module}"}
+    if isinstance(node, ast.alias):
+        return {node.asname or node.name.partition(".")[0]}
+    if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
+        return {ast.unparse(node)}
+    if isinstance(node, (ast.Lambda, ast.comprehension)):
+        return set()
+    return {text for child in ast.iter_child_nodes(node) for text in _given(child)}
+
+
+def _looked_up(statement: ast.stmt) -> set[str]:
+    """The module's names that a statement looks up, now or when what it defines is called."""
+    found, tables = set[str](), [symtable.symtable(ast.unparse(statement), "", "exec")]
+    for table in tables:  # which grows
+        tables += table.get_children()
+        of_module = table.get_type() == "module"
+        found |= {
+            s.get_name() for s in table.get_symbols() if s.is_referenced() and (of_module or s.is_global())
+        }
+    return found
 
 
 def _reached(tree: ast.Module, name: str) -> tuple[ast.Module, set[str]]:
@@ -364,6 +447,7 @@ def _used(statement: ast.stmt) -> set[str]:
 
 
 _WORD = re.compile(r"[^\W\d]\w*")
+_FIRST = re.compile(rf"^(?:{_WORD.pattern}|\*)")
 
 
 def _packaged(module: types.ModuleType) -> bool:

@@ -493,7 +493,7 @@ def loaded(place: str) -> types.ModuleType | None:
     """The module of somebody's own that was loaded from this file or by this name."""
     if place.endswith(".py"):
         return _loaded_files.get(Path(place).resolve())
-    return None if place.partition(".")[0] in ("fedrecall", "__main__") else sys.modules.get(place)
+    return None if place.partition(".")[0] == "fedrecall" else sys.modules.get(place)
 
 
 def origin(made: Callable[..., Any]) -> str:
