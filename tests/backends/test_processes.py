@@ -903,6 +903,14 @@ def test_auto_takes_processes_for_much_work_side_by_side_only(monkeypatch):
         open_backend("proceses", work())
 
 
+def test_auto_says_why_it_trains_in_one_process(monkeypatch):
+    monkeypatch.setattr(processes, "cores", lambda: 4)
+    monkeypatch.setattr("fedrecall.backends.WORTH_PROCESSES", 1.0)
+    made = type("Typed", (FedAvg,), {"__module__": "__main__"})()
+    with pytest.warns(RuntimeWarning, match="in this process alone: .* Typed is defined in the script"):
+        assert isinstance(open_backend("auto", work(made, chains=5)), Serial)
+
+
 def test_users_own_classes_reach_the_workers_or_are_explained(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"

@@ -1,6 +1,7 @@
 """Backends by name: adding one is a file beside this one and a line here."""
 
 import importlib
+import warnings
 from collections.abc import Callable
 
 from fedrecall.backends.backend import Backend, Work
@@ -37,7 +38,8 @@ def open_backend(name: str, work: Work) -> Backend:
         if name == "processes":
             try:
                 return _load(name)(work)
-            except UserError:  # what a prompt defines cannot be sent to other processes
+            except UserError as error:  # what a script or a prompt defines cannot be sent to other processes
+                warnings.warn(f"trained in this process alone: {error}", RuntimeWarning, stacklevel=2)
                 name = "serial"
     name, _, options = name.partition(":")
     if name not in BACKENDS:
