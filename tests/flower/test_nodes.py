@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,6 +34,7 @@ from fedrecall import config as configs
 from fedrecall import files, provenance, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.augmentation import Augmentation, plain
+from fedrecall.data.datasets import Dataset, Recipe
 from fedrecall.data.datasets import load as load_data
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment, federate
@@ -702,6 +704,28 @@ def test_labels_that_cannot_be_do_not_end_a_run_with_teachers(said, tmp_path):
     assert trees.finite(result.weights)
 
 
+def test_all_clients_take_part_where_nothing_is_said(tmp_path):
+    (record,) = play(Grid(nodes(tmp_path)), sample="", rounds=1).history
+    assert sorted(record["chains"]) == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("lone", ["sampled", "arrived", ""])
+def test_a_round_in_which_nothing_is_averaged_is_warned_of(lone, tmp_path, caplog):
+    def lose(node: int, reply: Message) -> Message | None:
+        late = lone == "arrived" and reply.metadata.message_type == "train" and node != 1000
+        return None if late else reply
+
+    play(Grid(nodes(tmp_path), lose), sample=1 if lone == "sampled" else 3, rounds=1)
+    said = ["one client of 3 is sampled a round", "round 1 has one upload of 3"]
+    assert [text in caplog.text for text in said] == [lone == "sampled", lone == "arrived"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_run_that_keeps_nothing_is_warned_of(kept, tmp_path, caplog):
+    play(Grid(nodes(tmp_path)), rounds=1, out=str(tmp_path / "run") if kept else "")
+    assert ("without out nothing is kept" in caplog.text) is not kept
+
+
 def test_too_few_uploads_stop_the_run_which_can_be_resumed(tmp_path):
     silent = {"on": True}
 
@@ -931,6 +955,24 @@ def test_the_server_sets_apart_as_many_of_its_examples_as_was_said(algorithm, gi
     alone = federate(config, load_data(SERVERS["dataset"]), ALGORITHMS.make(config.algorithm))
     assert describe(**settings, partition_seed=9).auxiliary_part.tolist() == alone.auxiliary_part.tolist()
     assert found.auxiliary_part.tolist() != alone.auxiliary_part.tolist()
+
+
+@pytest.mark.parametrize("own", ["", "tests.flower.test_nodes:Untrained"])
+def test_a_server_without_the_examples_that_are_needed_is_refused_before_nodes_are_asked(own, tmp_path):
+    grid = Grid(nodes(tmp_path))
+    with pytest.raises(UserError, match="fedssd needs 4 examples of each class at the server: give it"):
+        play(grid, algorithm="fedssd:auxiliary_per_class=4", dataset=own)
+    assert not grid.sent
+
+
+@dataclass(frozen=True)
+class Untrained(Recipe):
+    """A server's data set that has test examples alone."""
+
+    def read(self, name: str, root: Path | None) -> Dataset:
+        """Without its training split."""
+        whole = load_data(BASE["dataset"])
+        return replace(whole, train=whole.train.part(slice(0)))
 
 
 def test_a_server_that_holds_too_little_is_refused_as_on_one_machine():

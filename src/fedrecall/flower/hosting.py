@@ -22,6 +22,8 @@ NOT_HERE = {
     "measures": "they look at the clients' data, which stay at the nodes",
 }
 """Fields of the config that have no meaning in a federation, and why."""
+DEFAULTS = {"dataset": ELSEWHERE, "sample": 1.0}
+"""Of the fields that have others here: the data are at the nodes, and all nodes take part."""
 OWN_CODE = ("algorithm", "model", "partition")
 """Fields of the config that may name code which the nodes need as well."""
 
@@ -69,8 +71,7 @@ def read(given: Mapping[str, Any]) -> tuple[Config, Hosting]:
             "clients is needed: how many nodes take part, which say client=0, client=1 and so on."
         )
     settings = {k: v for k, v in values.items() if k not in own}
-    settings.setdefault("dataset", ELSEWHERE)
-    config = configs.make(configs.nested(settings))
+    config = configs.make(configs.nested(DEFAULTS | settings))
     _check_named(config)
     hosting = specs.build(Hosting, {k: v for k, v in values.items() if k in own}, "run config")
     if hosting.min_clients > config.sampled:

@@ -83,6 +83,10 @@ def _warn(message: Warning | str, *_where: Any, **_more: Any) -> None:
 
 def serve(grid: Grid, config: Config, hosting: Hosting) -> Result:
     """Wait for the nodes, then play the rounds that are left."""
+    if hosting.out is None:
+        log.warning("without out nothing is kept, not even the trained model: give out=FOLDER.")
+    if config.sampled == 1 < config.clients:
+        log.warning("one client of %d is sampled a round, so no models are averaged.", config.clients)
     folder = None if hosting.out is None else RunFolder(files.expanded(hosting.out))
     if folder is None:
         return _serve(grid, config, hosting, None)
@@ -227,11 +231,14 @@ class Run(Experiment):
     def check_failures(self, failures: Sequence[Failure], visits: int) -> None:
         """A round needs ``min_clients`` uploads."""
         super().check_failures(failures, visits)
-        if visits - len(failures) < self.hosting.min_clients:
+        arrived, number = visits - len(failures), len(self.history) + 1
+        if arrived < self.hosting.min_clients:
             raise UserError(
-                f"round {len(self.history) + 1} has {visits - len(failures)} of {visits} uploads, and "
+                f"round {number} has {arrived} of {visits} uploads, and "
                 f"min_clients is {self.hosting.min_clients}: {sentence(failures[0])} {self.kept}"
             )
+        if arrived == 1 < visits:
+            log.warning("round %d has one upload of %d, so no models are averaged.", number, visits)
 
 
 class Lines:
@@ -317,9 +324,16 @@ def _agreed_before(folder: RunFolder, held: dict[str, Any]) -> Facts | None:
 
 
 def _own_data(config: Config) -> Dataset | None:
-    if config.dataset["name"] == ELSEWHERE:
+    """The server's data set, if it has one, or UserError if it lacks what the run needs of it."""
+    own = None if config.dataset["name"] == ELSEWHERE else load(config.dataset)
+    per_class = auxiliary_per_class(config, ALGORITHMS.make(config.algorithm))
+    if per_class and (own is None or not len(own.train)):
+        raise UserError(
+            f"{config.algorithm['name']} needs {per_class} examples of each class at the server: give it "
+            "a data set of its own with dataset=..., such as folder:/path/to/data."
+        )
+    if own is None:
         return None
-    own = load(config.dataset)
     if own.standardised and config.normalisation != "data":
         raise UserError(
             f"the columns of the server's {own.name} are standardised by its own rows, which normalisation = "
@@ -358,11 +372,6 @@ def describe(config: Config, facts: Facts, own: Dataset | None) -> Federation:
     per_class = auxiliary_per_class(config, ALGORITHMS.make(config.algorithm))
     auxiliary = None
     if per_class:
-        if not len(own.train):
-            raise UserError(
-                f"{config.algorithm['name']} needs {per_class} examples of each class at the server: give it "
-                "a data set of its own with dataset=..., such as folder:/path/to/data."
-            )
         _, auxiliary = set_apart(own.train.y.cpu().numpy(), own.classes, per_class, config.dealing_seed)
     nobody = np.empty(0, dtype=np.int64)
     return Federation(
