@@ -455,7 +455,7 @@ class Experiment:
 
         Measures look at what the round's clients did, which is gone.
         """
-        clock, record = Clock(), dict(self.history[-1])
+        clock, record = Clock(), {k: v for k, v in self.history[-1].items() if k != "untested"}
         record |= self._evaluated(self.evaluation(self.server.weights, record["round"]), record)
         record["seconds"] = record["seconds"] | {"evaluate": clock.lap()}
         folder.amend(record)
@@ -506,7 +506,22 @@ class Experiment:
         )
 
     def _evaluated(self, evaluation: Evaluation, record: Mapping[str, Any]) -> dict[str, Any]:
-        """What a round's record has of its evaluation, and what the algorithm reports with it."""
+        """What a round's record has of its evaluation, and what the algorithm reports with it.
+
+        Of a round that all who should evaluate it are missing for it has no accuracy.
+        """
+        tested = evaluation.confusion.any() or not evaluation.missing
+        found = self._found(evaluation) if tested else {}
+        missing: dict[str, Any] = {"untested": list(evaluation.missing)} if evaluation.missing else {}
+        if tested and record["round"] % self.config.evaluate_every:
+            missing["off_grid"] = True  # evaluated because the run was to end there: not looked back on
+        taken = {*record, *found, "accuracy", "sites", "untested", "off_grid", "measures"}
+        with contracts.untouched(self.server, "report", "the server's state"):
+            told = self.algorithm.report(self.server)
+        return found | missing | contracts.numbers(told, taken)
+
+    def _found(self, evaluation: Evaluation) -> dict[str, Any]:
+        """What a record has of the predictions."""
         classes = class_accuracy(evaluation.confusion)
         self._tell_untested(evaluation)
         forgotten, consistent = self._recall.step(classes, evaluation.confusion.sum(1) > 0)
@@ -517,15 +532,9 @@ class Experiment:
             "forgetting": forgotten,
             "consistency": consistent,
         }
-        missing: dict[str, Any] = {"untested": list(evaluation.missing)} if evaluation.missing else {}
-        if record["round"] % self.config.evaluate_every:
-            missing["off_grid"] = True  # evaluated because the run was to end there: not looked back on
         if evaluation.by_client:
             found["sites"] = by_client(evaluation.by_client)
-        taken = {*record, *found, "sites", "untested", "off_grid", "measures"}
-        with contracts.untouched(self.server, "report", "the server's state"):
-            told = self.algorithm.report(self.server)
-        return found | missing | contracts.numbers(told, taken)
+        return found
 
     def _tell_untested(self, evaluation: Evaluation) -> None:
         """Warn once of classes that the test split has no example of."""

@@ -42,7 +42,7 @@ from fedrecall.flower import code as codes
 from fedrecall.flower import hosting, server, wire
 from fedrecall.flower.nodes import Facts, Nodes
 from fedrecall.flower.wire import Report
-from fedrecall.measures.accuracy import accuracy, class_accuracy
+from fedrecall.measures.accuracy import accuracy, class_accuracy, forgetting
 from fedrecall.records import RunFolder
 from fedrecall.reports.runs import trained
 
@@ -957,7 +957,7 @@ def test_the_server_sets_apart_as_many_of_its_examples_as_was_said(algorithm, gi
     assert found.auxiliary_part.tolist() != alone.auxiliary_part.tolist()
 
 
-@pytest.mark.parametrize("own", ["", "tests.flower.test_nodes:Untrained"])
+@pytest.mark.parametrize("own", ["", f"{__name__}:Lacking:train"])
 def test_a_server_without_the_examples_that_are_needed_is_refused_before_nodes_are_asked(own, tmp_path):
     grid = Grid(nodes(tmp_path))
     with pytest.raises(UserError, match="fedssd needs 4 examples of each class at the server: give it"):
@@ -966,13 +966,16 @@ def test_a_server_without_the_examples_that_are_needed_is_refused_before_nodes_a
 
 
 @dataclass(frozen=True)
-class Untrained(Recipe):
-    """A server's data set that has test examples alone."""
+class Lacking(Recipe):
+    """A data set of one split alone."""
+
+    split: str
+    """The one that is empty."""
 
     def read(self, name: str, root: Path | None) -> Dataset:
-        """Without its training split."""
+        """The others' data without it."""
         whole = load_data(BASE["dataset"])
-        return replace(whole, train=whole.train.part(slice(0)))
+        return replace(whole, **{self.split: getattr(whole, self.split).part(slice(0))})
 
 
 def test_a_server_that_holds_too_little_is_refused_as_on_one_machine():
@@ -1500,11 +1503,43 @@ def test_a_run_whose_last_model_is_not_evaluated_waits_for_those_who_do(tmp_path
         "dataset": "",
         "auxiliary_per_class": "",
     }
-    with pytest.raises(UserError, match="nobody evaluated the model of round 1"):
-        play(Grid(nodes(tmp_path), mute), **run)
+    played = play(Grid(nodes(tmp_path), mute), **run)
+    assert "accuracy" not in played.history[-1]
     with pytest.raises(UserError, match="0 of 3 clients are here"):
         play(Grid({}), **run)
-    assert "accuracy" in play(Grid(nodes(tmp_path)), **run).history[-1]
+    last = play(Grid(nodes(tmp_path)), **run).history[-1]
+    assert "accuracy" in last
+    assert "untested" not in last
+
+
+def test_rounds_that_nobody_tests_are_played_and_say_so(tmp_path):
+    def mute(node: int, reply: Message) -> Message | None:
+        asked = reply.metadata
+        return None if asked.message_type == "evaluate" and asked.group_id in ("2", "3") else reply
+
+    run = {"dataset": "", "auxiliary_per_class": "", "out": str(tmp_path / "run"), "rounds": 4}
+    result = play(Grid(nodes(tmp_path / "nodes"), mute), **run)
+    expected = alone(auxiliary_per_class=0, rounds=4)
+    same(result.weights, expected.server.weights)
+    assert [r.get("accuracy") for r in result.history[::3]] == [
+        r["accuracy"] for r in list(expected.history)[::3]
+    ]
+    accuracies = np.array([r["class_accuracy"] for r in result.history[::3]])
+    assert result.forgetting == forgetting(accuracies)  # looks back on what was tested
+    for record in list(result.history)[1:3]:
+        assert "accuracy" not in record
+        assert len(record["untested"]) == 4
+        assert record["untested"][-1].startswith(f"nobody evaluated the model of round {record['round']}")
+
+
+def test_where_nobody_has_test_examples_nothing_is_begun(tmp_path):
+    run = {"dataset": "", "auxiliary_per_class": "", "rounds": 2, "evaluate_every": 2}
+    grid = Grid(nodes(tmp_path / "nodes", data=f"{__name__}:Lacking:test"))
+    with pytest.raises(UserError, match="no node has test examples, and the server has none: let a node"):
+        play(grid, **run, out=str(tmp_path / "run"))
+    assert {m.metadata.message_type for m in grid.sent} == {"query"}
+    result = play(grid, **run | {"dataset": BASE["dataset"]}, out=str(tmp_path / "run"))  # as it advises
+    assert "accuracy" in result.history[-1]
 
 
 @pytest.mark.parametrize(

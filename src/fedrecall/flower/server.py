@@ -108,6 +108,11 @@ def _serve(grid: Grid, config: Config, hosting: Hosting, folder: RunFolder | Non
     nodes = Nodes(grid, config, hosting, before=before)
     own = _own_data(config)
     facts = before if before is not None and over else nodes.gather()
+    if before is None and nodes.untested and (own is None or not len(own.test)):
+        raise UserError(
+            "no node has test examples, and the server has none: let a node hold some out, or give the "
+            "server a data set of its own with dataset=..., whose test split is used."
+        )
     if own is not None:
         fresh = _with(facts, own, config)
         if before is None:
