@@ -390,6 +390,32 @@ def test_a_spec_as_text_says_what_differs_from_the_default(spec, text, short):
 
 
 @pytest.mark.parametrize(
+    ("text", "inner"),
+    [
+        ("holder:(thing:0.25,count=3),share=0.5", "thing:0.25,count=3"),
+        ("holder: ( thing ) ,share=0.5", " thing "),
+        ("holder:share=0.5, inner=(holder:(thing:1,on=true),share=1)", "holder:(thing:1,on=true),share=1"),
+        ("holder:inner=/a (1)/b,share=0.5", "/a (1)/b"),  # a path is no spec
+        ("holder:(1)/b,share=0.5", "(1)/b"),
+    ],
+)
+def test_a_spec_within_a_spec_is_in_brackets(text, inner):
+    assert HOLDERS.make(text) == Holder(inner, 0.5)
+
+
+def test_a_spec_as_text_is_read_as_what_it_says():
+    within = {"name": "thing", "share": 0.25, "count": 3}
+    text = specs.spec_text(HOLDERS, {"name": "holder", "inner": within, "share": 0.75})
+    made = HOLDERS.make(text)
+    assert (HOLDERS.make(made.inner), made.share) == (HOLDERS.make(within), 0.75)
+
+
+def test_a_bracket_that_is_not_closed_is_said_so():
+    with pytest.raises(UserError, match=r"the bracket of '\(thing:0.25,on=true' is not closed\.$"):
+        HOLDERS.make("holder:share=1,inner=(thing:0.25,on=true")
+
+
+@pytest.mark.parametrize(
     ("limit", "inside", "outside", "words"),
     [
         (Range(0, open_low=True), 0.1, 0, "> 0"),

@@ -244,7 +244,7 @@ class Private(FedAvg):
     protects: ClassVar[bool] = True
 
     of: Any = "fedavg"
-    """The algorithm to protect: a name, or in YAML a mapping with its hyperparameters."""
+    """The algorithm to protect: a name, or with its hyperparameters in brackets, as (fedntd:beta=0.5)."""
     clip: Annotated[float, POSITIVE] = 1.0
     """Longest update of a client, as the Euclidean length over all parameters."""
     noise: Annotated[float, NON_NEGATIVE] = 1.0

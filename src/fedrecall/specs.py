@@ -403,16 +403,19 @@ class Registry:
             name = f"{name}:{attribute}"
         positional: list[str] = []
         keyed: dict[str, Any] = {}
-        for part in filter(None, rest.split(",")):
-            key, equals, value = part.partition("=")
-            if equals:
-                if key.strip() in keyed:
-                    raise UserError(f"{self.kind} {spec!r} says {key.strip()} twice.")
-                keyed[key.strip()] = value.strip()
+        for part in filter(None, _parts(rest)):
+            key, value = _keyed(part)
+            if _is_open(value):
+                raise UserError(f"{self.kind} {spec!r}: the bracket of {value!r} is not closed.")
+            value = value[1:-1] if value[:1] == "(" and value[-1] == ")" else value
+            if key is not None:
+                if key in keyed:
+                    raise UserError(f"{self.kind} {spec!r} says {key} twice.")
+                keyed[key] = value
             elif keyed:
                 raise UserError(f"{self.kind} {spec!r}: {part!r} comes after a key=value.")
             else:
-                positional.append(part.strip())
+                positional.append(value)
         return name, positional, keyed
 
     def said(self, thing: Any) -> dict[str, Any]:
@@ -429,6 +432,27 @@ class Registry:
     def spec(self, thing: Any) -> dict[str, Any]:
         """The mapping that makes this instance again: its name and every field."""
         return {"name": self._name(type(thing)), **plain(thing)}
+
+
+def _parts(values: str) -> list[str]:
+    """What commas separate, but for those of a value in brackets: a spec with settings of its own."""
+    found: list[str] = []
+    for part in values.split(","):
+        if found and _is_open(_keyed(found[-1])[1]):
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
+
+
+def _keyed(part: str) -> tuple[str | None, str]:
+    """Key, if it has one, and value of ``key=value`` or ``value``."""
+    key, equals, value = part.partition("=")
+    return (key.strip(), value.strip()) if equals and "(" not in key else (None, part.strip())
+
+
+def _is_open(value: str) -> bool:
+    return value.startswith("(") and value.count("(") > value.count(")")
 
 
 def plain(thing: Any) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 import re
+from pathlib import Path
 
 import pytest
+from flwr.common.config import parse_config_args
 from tests.flower.federation import app_config
 
 from fedrecall import config as configs
 from fedrecall import specs
+from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.errors import UserError
 from fedrecall.flower import APP, hosting
@@ -75,6 +78,14 @@ def test_dashes_and_dots_are_understood():
 def test_mistakes_are_explained(given, message):
     with pytest.raises(UserError, match=message):
         hosting.read(given)
+
+
+def test_private_is_told_two_settings_of_what_it_protects_as_flower_passes_them_on():
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
+    (line,) = re.findall(r"^  '(algorithm=\"private.*)'$", page, re.MULTILINE)
+    config, _ = hosting.read(parse_config_args([line]))
+    assert config.algorithm["of"] == ALGORITHMS.spec(ALGORITHMS.make("fedntd:beta=0.5,tau=2"))
+    assert (config.algorithm["clip"], config.clients) == (0.5, 3)
 
 
 @pytest.mark.parametrize("form", ["{0}:Mine", "private:{0}:Mine"])
