@@ -513,6 +513,8 @@ class Experiment:
         tested = evaluation.confusion.any() or not evaluation.missing
         found = self._found(evaluation) if tested else {}
         missing: dict[str, Any] = {"untested": list(evaluation.missing)} if evaluation.missing else {}
+        if evaluation.sent is not None:
+            found |= dict(zip(("bytes_evaluation_down", "bytes_evaluation_up"), evaluation.sent, strict=True))
         if tested and record["round"] % self.config.evaluate_every:
             missing["off_grid"] = True  # evaluated because the run was to end there: not looked back on
         taken = {*record, *found, "accuracy", "sites", "untested", "off_grid", "measures"}

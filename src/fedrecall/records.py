@@ -309,6 +309,8 @@ _EVALUATED: dict[str, tuple[type, ...]] = {
 }
 _OTHERS: dict[str, tuple[type, ...]] = {
     "memory_bytes": _NUMBER,
+    "bytes_evaluation_down": _NUMBER,
+    "bytes_evaluation_up": _NUMBER,
     "measures": (dict,),
     "untested": (list,),
     "sites": (dict,),

@@ -43,6 +43,7 @@ from fedrecall.flower import hosting, server, wire
 from fedrecall.flower.nodes import Facts, Nodes
 from fedrecall.flower.wire import Report
 from fedrecall.measures.accuracy import accuracy, class_accuracy, forgetting
+from fedrecall.measures.costs import cost
 from fedrecall.records import RunFolder
 from fedrecall.reports.runs import trained
 
@@ -173,6 +174,20 @@ def test_nodes_evaluate_where_the_server_has_no_data(tmp_path):
         assert mine["accuracy"] == other["accuracy"]
         assert mine["class_accuracy"] == other["class_accuracy"]
         assert mine["loss"] == pytest.approx(other["loss"])
+
+
+def test_what_is_sent_to_evaluate_is_counted(tmp_path):
+    """To every node that has test examples, of which one does not answer, whoever was sampled."""
+
+    def mute(node: int, reply: Message) -> Message | None:
+        return None if reply.metadata.message_type == "evaluate" and node == 1000 else reply
+
+    run = {"dataset": "", "auxiliary_per_class": "", "rounds": 2, "evaluate_every": 2, "sample": 1}
+    first, second = play(Grid(nodes(tmp_path), mute), **run).history
+    assert not any(key.startswith("bytes_evaluation") for key in first)
+    assert second["bytes_evaluation_down"] == 3 * second["bytes_down"]  # of FedAvg it is a model each
+    assert second["bytes_evaluation_up"] == 2 * (9 + 1) * 8  # counts and a loss
+    assert cost([first, second]).total_bytes == 7 * second["bytes_down"] + 160
 
 
 def test_each_nodes_accuracy_is_kept_where_nodes_evaluate(tmp_path, caplog):

@@ -35,6 +35,12 @@ def test_rounds_and_seconds_to_a_target():
     assert C.seconds_to(RECORDS, 0.9) is None
 
 
+def test_what_nodes_evaluate_is_in_the_total_alone():
+    evaluated = {**RECORDS[0], "bytes_evaluation_down": 500, "bytes_evaluation_up": 4}
+    before, after = C.cost(RECORDS), C.cost([evaluated, *RECORDS[1:]])
+    assert after == before._replace(total_bytes=before.total_bytes + 504)
+
+
 def test_cost_by_hand():
     found = C.cost(RECORDS, auxiliary=640)
     assert found.down == pytest.approx(80 / 8)  # eight visits

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedrecall import config as configs
-from fedrecall import payloads, provenance
+from fedrecall import payloads, provenance, trees
 from fedrecall.backends.backend import Job
 from fedrecall.config import Config
 from fedrecall.data.store import channels, fixed_statistics, pixels
@@ -505,7 +505,9 @@ class Nodes:
         total = confusion.sum()
         loss = float(sum(loss * (tested / total) for loss, tested in losses))
         told = by_client if self.hosting.secure == "off" else None  # else what is one client's is not kept
-        return Evaluation(confusion, loss, missing, by_client=told)
+        down = trees.size_in_bytes(weights) * len(said.keys() & contents.keys())
+        up = sum(counts.nbytes + np.float64().nbytes for counts in by_client.values())  # and a loss each
+        return Evaluation(confusion, loss, missing, by_client=told, sent=(down, up))
 
     def _tested(self, round_number: int, said: Mapping[int, int], client: int, content: RecordDict) -> Tested:
         """The counts, if they are of as many test examples as the client has said it has."""

@@ -32,6 +32,8 @@ class Evaluation(NamedTuple):
     """[n] classes, in the order of the examples; None where these are at nodes."""
     by_client: Mapping[int, np.ndarray] | None = None
     """The confusion matrices whose sum it is, of the clients that evaluated, where each may be told."""
+    sent: tuple[int, int] | None = None
+    """Bytes to and from the clients that evaluated; None where nobody did."""
 
 
 def evaluate(model: Model, weights: Weights, data: LocalData, batch: int | None = None) -> Evaluation:

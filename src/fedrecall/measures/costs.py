@@ -15,7 +15,7 @@ class Cost(NamedTuple):
     up: float
     """Bytes a client sends in a round (mean over visits)."""
     total_bytes: int
-    """All that was sent, both ways, over the run."""
+    """All that was sent, both ways, over the run, with what a federation's nodes evaluated."""
     memory: int
     """Bytes a client keeps between visits."""
     auxiliary: int
@@ -36,6 +36,7 @@ def cost(records: Sequence[Record], auxiliary: int = 0) -> Cost:
     """The cost of all rounds."""
     visits = sum(len(chain) for r in records for chain in r["chains"])
     down, up = sum(r["bytes_down"] for r in records), sum(r["bytes_up"] for r in records)
+    evaluation = sum(r.get(f"bytes_evaluation_{way}", 0) for r in records for way in ("down", "up"))
     measures: dict[str, float] = {}
     for r in records:
         for name, seconds in r["seconds"].get("measures", {}).items():
@@ -43,7 +44,7 @@ def cost(records: Sequence[Record], auxiliary: int = 0) -> Cost:
     return Cost(
         down=down / max(visits, 1),
         up=up / max(visits, 1),
-        total_bytes=down + up,
+        total_bytes=down + up + evaluation,
         memory=max((r.get("memory_bytes", 0) for r in records), default=0),
         auxiliary=auxiliary,
         waiting=sum(local_seconds(r, "waiting") for r in records),

@@ -619,7 +619,8 @@ def _cost(page: Page) -> list[Html]:
         _numbers(
             "Bytes",
             "Mean over runs. A visit is one client in one round; memory is what a client keeps between "
-            "visits; the server holds the auxiliary examples.",
+            "visits; the server holds the auxiliary examples. In all: with what a federation's nodes "
+            "are sent to evaluate.",
             "cost-bytes",
             ["experiment", *columns],
             sent,
