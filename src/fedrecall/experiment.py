@@ -534,6 +534,8 @@ class Experiment:
             "forgetting": forgotten,
             "consistency": consistent,
         }
+        if evaluation.own is not None:
+            found["own_accuracy"] = accuracy(evaluation.own)
         if evaluation.by_client:
             found["sites"] = by_client(evaluation.by_client)
         return found

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrecall import contracts, files, trees
+from fedrecall.errors import Malformed, UserError
 
 CACHE_BYTES = 512 * 2**20
 _NAME = re.compile(r"client-\d+-(\d+)-([0-9a-f]{32})\.safetensors")
@@ -119,3 +120,40 @@ class Memories:
         self._unwritten.discard(client)
         if before and before not in self._saved:  # spilled since the last checkpoint, and now out of date
             (self.folder / before).unlink(missing_ok=True)
+
+
+class AtNode:
+    """One client's memories of one run at its node of a federation, a file for each of its visits."""
+
+    def __init__(self, folder: Path | str, run: str, client: int, once: bool = False):
+        """``folder``: the node's own for memories; ``once``: what is remembered never changes."""
+        if not re.fullmatch("[0-9a-f]{32}", run):  # it becomes a folder's name
+            raise Malformed("the run's name is not 32 hexadecimal digits")
+        self.folder = files.expanded(folder) / run / f"client-{client:06d}"
+        self.once = once
+
+    def get(self, round_number: int, first: Any) -> Any:
+        """The memory after the visit of this round; ``first`` if there was none (round 0)."""
+        if not trees.arrays(first):
+            return first
+        if self.once and (rounds := self._rounds()):
+            round_number = rounds[-1]
+        if round_number == 0:
+            return first
+        remedy = "bring the folder back, or begin the run anew."
+        path = max(self._paths(round_number), key=lambda p: p.stat().st_mtime, default=None)
+        if path is None:
+            raise UserError(
+                f"what it remembered after round {round_number} is not in {self.folder}: {remedy}"
+            )
+        try:
+            return trees.restore(first, files.read_arrays(path, path.stem.split("-")[-1]), f"{path}")
+        except UserError as error:
+            raise UserError(f"{error} {remedy[0].upper()}{remedy[1:]}") from error
+
+    def _rounds(self) -> list[int]:
+        return sorted(int(p.stem.split("-")[1]) for p in self.folder.glob("round-*-*.safetensors"))
+
+    def _paths(self, round_number: int) -> list[Path]:
+        """The file of a round, if there is one; its name has its checksum."""
+        return sorted(self.folder.glob(f"round-{round_number:06d}-*.safetensors"))

@@ -309,6 +309,7 @@ _EVALUATED: dict[str, tuple[type, ...]] = {
 }
 _OTHERS: dict[str, tuple[type, ...]] = {
     "memory_bytes": _NUMBER,
+    "own_accuracy": _NUMBER,
     "bytes_evaluation_down": _NUMBER,
     "bytes_evaluation_up": _NUMBER,
     "measures": (dict,),

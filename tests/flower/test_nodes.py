@@ -42,7 +42,7 @@ from fedrecall.flower import code as codes
 from fedrecall.flower import hosting, server, wire
 from fedrecall.flower.nodes import Facts, Nodes
 from fedrecall.flower.wire import Report
-from fedrecall.measures.accuracy import accuracy, class_accuracy, forgetting
+from fedrecall.measures.accuracy import accuracy, class_accuracy, evaluate, forgetting
 from fedrecall.measures.costs import cost
 from fedrecall.records import RunFolder
 from fedrecall.reports.runs import trained
@@ -224,6 +224,64 @@ def test_each_nodes_accuracy_is_kept_where_nodes_evaluate(tmp_path, caplog):
     play(Grid(nodes(tmp_path / "more", data=ragged)), **part, rounds=1)
     resumed = play(Grid(nodes(tmp_path / "more", data=ragged)), **part, resume=True)
     assert [r["sites"] for r in resumed.history] == [r["sites"] for r in result.history]
+
+
+FEDPER = "examples.fedper:FedPer:keep=out."  # the last layer of small_net
+
+
+def own_models(folder: Path, **settings: object) -> tuple[list[dict], Experiment, list[np.ndarray]]:
+    """A federation's records, the same run on one machine, and there each client's model on its part of the
+    test split."""
+    run = {"algorithm": FEDPER, "sample": 2, "rounds": 2, "auxiliary_per_class": 0, **settings}
+    result = play(Grid(nodes(folder / "nodes")), **run, dataset="", out=str(folder / "run"))
+    one = alone(**run)
+    same(result.weights, one.server.weights)
+    found = []
+    for k in range(3):
+        memory = one.memories.get(k) or one.algorithm.remember(one.server.weights)
+        part = replace(one.federation.dataset, test=one.federation.dataset.test.part(slice(k, None, 3)))
+        test = replace(one.federation, dataset=part).test
+        found.append(evaluate(one.model, one.algorithm.personal(one.server.weights, memory), test).confusion)
+    return list(result.history), one, found
+
+
+def test_clients_own_models_are_evaluated_at_their_nodes(tmp_path, caplog):
+    records, one, expected = own_models(tmp_path)
+    last = records[-1]
+    assert last["own_accuracy"] == accuracy(sum(expected))
+    assert last["sites"]["accuracy"] == [accuracy(c) for c in expected]
+    assert last["accuracy"] == one.history[-1]["accuracy"] != last["own_accuracy"]  # of what travels
+    assert last["bytes_evaluation_up"] == 3 * (2 * 9 + 1) * 8
+    assert f"accuracy of clients' own models {last['own_accuracy']:.2%}" in caplog.text
+    assert "use their models at their nodes, with fedrecall predict --memory" in caplog.text
+    assert "nobody evaluates these" not in caplog.text
+    play(Grid(nodes(tmp_path / "more")), algorithm=FEDPER, rounds=1)
+    assert "nobody evaluates these, as nodes would if the server had no dataset" in caplog.text
+
+
+def test_of_clients_own_models_too_no_single_matrix_is_kept_where_uploads_are_hidden(tmp_path):
+    run = {"dataset": "", "auxiliary_per_class": "", "rounds": 1, "secure": "equal", "model": "mlp:4"}
+    (record,) = play(Grid(nodes(tmp_path)), **run, algorithm="examples.fedper:FedPer:keep=fc").history
+    assert "own_accuracy" in record
+    assert "sites" not in record
+
+
+def test_a_clients_own_model_can_be_used_at_its_node(tmp_path):
+    records, one, _ = own_models(tmp_path, sample=1, rounds=2)
+    drawn = {k for record in records for chain in record["chains"] for k in chain}
+    assert len(drawn) < 3  # and one was never there
+    for k in range(3):
+        own = trained(tmp_path / "run", client=k, memory=tmp_path / "nodes").network.state_dict()
+        memory = one.memories.get(k) or one.algorithm.remember(one.server.weights)
+        expected = one.algorithm.personal(one.server.weights, memory).params
+        for name in expected:
+            torch.testing.assert_close(own[name], expected[name], rtol=1e-12, atol=1e-12)
+    with pytest.raises(UserError, match=r"at its node alone\. There, name the node's folder for memories"):
+        trained(tmp_path / "run", client=0)
+    with pytest.raises(UserError, match=r"what it remembered after round \d is not in .*elsewhere"):
+        trained(tmp_path / "run", client=min(drawn), memory=tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="memory is a client's: say which"):
+        trained(tmp_path / "run", memory=tmp_path / "nodes")
 
 
 def test_what_is_one_nodes_alone_is_not_kept_where_uploads_are_hidden(tmp_path):

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedrecall import config as configs
 from fedrecall import contracts, payloads, provenance, streams
 from fedrecall.algorithms import ALGORITHMS
-from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.config import Config
 from fedrecall.downloads import arrived
 from fedrecall.errors import Malformed, UserError
@@ -39,7 +39,7 @@ from fedrecall.flower.wire import (
     Unmasking,
 )
 from fedrecall.measures.accuracy import evaluate
-from fedrecall.models.model import Model
+from fedrecall.models.model import Model, Weights
 from fedrecall.training import Visit, first_memory, hooks_chance, visit
 
 log = logging.getLogger("flwr")
@@ -216,14 +216,28 @@ def _train(node: Node, task: Task, arrays: dict[str, Tensor]) -> Visit:
 
 
 def make_test(node: Node, content: RecordDict) -> RecordDict:
-    """Count what the model predicts for the node's test examples."""
+    """Count what the model predicts for the node's test examples, and what the client's own one does."""
     task, arrays = wire.unpack(content, Task, "the server's task")
-    _, model, silo, config = _prepare(node, task)
+    algorithm, model, silo, config = _prepare(node, task)
     weights = payloads.check(arrays, model.initial(), "what the server sent")
-    with streams.seeded(config.seed, "evaluate", task.round):
-        found = evaluate(model, weights, silo.test)
-    counts, finite = found.confusion.ravel().tolist(), math.isfinite(found.loss)
-    return wire.pack(Tested(task.round, task.client, counts, found.loss if finite else 0.0, finite))
+
+    def counts(of: Weights) -> tuple[list[int], float]:
+        with streams.seeded(config.seed, "evaluate", task.round):
+            found = evaluate(model, of, silo.test)
+        return found.confusion.ravel().tolist(), found.loss
+
+    shared, loss = counts(weights)
+    own = counts(_own(node, task, algorithm, weights))[0] if keeps_own(algorithm) else []
+    finite = math.isfinite(loss)
+    return wire.pack(Tested(task.round, task.client, shared, loss if finite else 0.0, finite, own))
+
+
+def _own(node: Node, task: Task, algorithm: FedAvg, weights: Weights) -> Weights:
+    """The model with what the client keeps to itself, as the server means it."""
+    with torch.random.fork_rng(devices=[]):  # a first memory may be drawn
+        first = algorithm.remember(weights)
+    memory = Kept(node, task.run, once=algorithm.remembers_once).get(task.remembered, first)
+    return algorithm.personal(weights, memory)
 
 
 def _prepare(node: Node, task: Task) -> tuple[FedAvg, Model, Silo, Config]:

@@ -1,7 +1,6 @@
 """A node of the federation: its owner's settings, its data, and what it remembers between visits."""
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import DTYPES, device_of, federate, normalised
 from fedrecall.flower.wire import Data
 from fedrecall.measures import MEASURES
+from fedrecall.memories import AtNode
 from fedrecall.models.networks import MODELS
 from fedrecall.specs import NON_NEGATIVE
 
@@ -199,8 +199,8 @@ def _last(rounds: Sequence[int], until: int) -> int:
     return max((number for number in rounds if number <= until), default=0)
 
 
-class Kept:
-    """One client's memories of one run on disk, a file for each of its visits that somebody may go back to.
+class Kept(AtNode):
+    """What a node has of one client and one run, for the visits that somebody may go back to.
 
     The server may not have got the upload that a memory belongs to, or go back to an earlier
     checkpoint. It says which memory to start from, so both sides always mean the same one.
@@ -208,29 +208,7 @@ class Kept:
 
     def __init__(self, node: Node, run: str, once: bool = False):
         """``once``: what is remembered never changes and outlives a server that goes back."""
-        if not re.fullmatch("[0-9a-f]{32}", run):  # it becomes a folder's name
-            raise Malformed("the run's name is not 32 hexadecimal digits")
-        self.folder = files.expanded(node.memory) / run / f"client-{node.client:06d}"
-        self.once = once
-
-    def get(self, round_number: int, first: Any) -> Any:
-        """The memory after the visit of this round; ``first`` if there was none (round 0)."""
-        if not trees.arrays(first):
-            return first
-        if self.once and (rounds := self._rounds()):
-            round_number = rounds[-1]
-        if round_number == 0:
-            return first
-        remedy = "bring the folder back, or begin the run anew."
-        path = max(self._paths(round_number), key=lambda p: p.stat().st_mtime, default=None)
-        if path is None:
-            raise UserError(
-                f"what it remembered after round {round_number} is not in {self.folder}: {remedy}"
-            )
-        try:
-            return trees.restore(first, files.read_arrays(path, path.stem.split("-")[-1]), f"{path}")
-        except UserError as error:
-            raise UserError(f"{error} {remedy[0].upper()}{remedy[1:]}") from error
+        super().__init__(node.memory, run, node.client, once)
 
     def rewind(self, visit: tuple[int, int], remembered: int) -> None:
         """Forget visits after this round: the server has none of their uploads, or has gone back.
@@ -291,13 +269,6 @@ class Kept:
     def _overtaken(self, visit: tuple[int, int]) -> bool:
         names = [p.stem.split("-") for p in self.folder.glob("round-*-*-*.safetensors")]
         return any((int(start), int(number)) > visit for _, number, start, _ in names)
-
-    def _rounds(self) -> list[int]:
-        return sorted(int(p.stem.split("-")[1]) for p in self.folder.glob("round-*-*.safetensors"))
-
-    def _paths(self, round_number: int) -> list[Path]:
-        """The file of a round, if there is one; its name has its checksum."""
-        return sorted(self.folder.glob(f"round-{round_number:06d}-*.safetensors"))
 
     def _forget(self, round_number: int, but: Path | None = None) -> None:
         for path in self._paths(round_number):

@@ -424,7 +424,7 @@ class Nodes:
         if not jobs:
             return
         self._meet({job.client for job in jobs})
-        tasks = self._tasks(jobs[0].round, {job.client: _remembered(job) for job in jobs})
+        tasks = self._tasks(jobs[0].round, {job.client: _remembered(job.memory) for job in jobs})
         downs = _packed(jobs)
         if self.hosting.secure == "off":
             yield from self._visits(jobs, tasks, downs)
@@ -476,18 +476,23 @@ class Nodes:
     def _weight(self, client: int) -> int:
         return 1 if self.hosting.secure == "equal" else self._examples[client]
 
-    def evaluate(self, weights: Weights, round_number: int) -> Evaluation:
-        """The model on the test examples of every node that has some and is there, which may be none."""
+    def evaluate(
+        self, weights: Weights, round_number: int, memory: Callable[[int], Any] = lambda client: None
+    ) -> Evaluation:
+        """The model on the test examples of every node that has some and is there, which may be none.
+
+        ``memory``: what the server has of a client's, which says what the client's own model is.
+        """
         assert self.facts is not None
         self._meet(self._testers)
         asked = sorted(self._testers)
         packed = wire.pack_arrays(weights)
-        tasks = self._tasks(round_number, dict.fromkeys(asked, 0))
+        tasks = self._tasks(round_number, {client: _remembered(memory(client)) for client in asked})
         contents = {client: wire.pack(task, packed) for client, task in tasks.items()}
         count = len(self.facts.data.classes)
         said = {client: self._known[node].test_examples for client, node in self._clients().items()}
         read = partial(self._tested, round_number, said)
-        losses, missing, by_client = [], [], {}
+        losses, missing, by_client, own = [], [], {}, {}
         for client, tested in self._ask(contents, "evaluate", read, round_number=round_number).items():
             if isinstance(tested, ValueError):
                 missing.append(f"client {client}, evaluation of round {round_number}: {tested}")
@@ -495,8 +500,11 @@ class Nodes:
                 continue
             counts = np.array(tested.confusion, np.int64).reshape(count, count)
             by_client[client] = counts
+            if tested.own:
+                own[client] = np.array(tested.own, np.int64).reshape(count, count)
             losses.append((tested.loss if tested.finite else math.nan, counts.sum()))
-        confusion = sum(by_client.values(), np.zeros((count, count), np.int64))
+        nothing = np.zeros((count, count), np.int64)
+        confusion = sum(by_client.values(), nothing)
         if not confusion.any():
             missing.append(
                 f"nobody evaluated the model of round {round_number}: no node that answered has test examples"
@@ -504,10 +512,11 @@ class Nodes:
             log.warning("%s", missing[-1])
         total = confusion.sum()
         loss = float(sum(loss * (tested / total) for loss, tested in losses))
-        told = by_client if self.hosting.secure == "off" else None  # else what is one client's is not kept
+        told = (own or by_client) if self.hosting.secure == "off" else None  # else what is one's is not kept
         down = trees.size_in_bytes(weights) * len(said.keys() & contents.keys())
-        up = sum(counts.nbytes + np.float64().nbytes for counts in by_client.values())  # and a loss each
-        return Evaluation(confusion, loss, missing, by_client=told, sent=(down, up))
+        up = sum(c.nbytes for c in (*by_client.values(), *own.values())) + np.float64().nbytes * len(losses)
+        pooled = sum(own.values(), nothing) if own else None
+        return Evaluation(confusion, loss, missing, by_client=told, sent=(down, up), own=pooled)
 
     def _tested(self, round_number: int, said: Mapping[int, int], client: int, content: RecordDict) -> Tested:
         """The counts, if they are of as many test examples as the client has said it has."""
@@ -518,10 +527,11 @@ class Nodes:
             raise Malformed("its reply has undeclared arrays")
         if (tested.client, tested.round) != (client, round_number):
             raise Malformed(f"its reply is of client {tested.client}, round {tested.round}")
-        if len(tested.confusion) != classes**2 or min(tested.confusion) < 0:
-            raise Malformed(f"its reply does not hold {classes} x {classes} counts")
-        if sum(tested.confusion) != (count := said.get(client)):
-            raise Malformed(f"its reply counts {sum(tested.confusion)} examples, and it said it has {count}")
+        for counts in (tested.confusion, *([tested.own] if tested.own else [])):
+            if len(counts) != classes**2 or min(counts) < 0:
+                raise Malformed(f"its reply does not hold {classes} x {classes} counts")
+            if sum(counts) != (count := said.get(client)):
+                raise Malformed(f"its reply counts {sum(counts)} examples, and it said it has {count}")
         if tested.loss < 0:
             raise Malformed(f"its reply has a loss of {tested.loss:g}, which cannot be less than 0")
         return tested
@@ -640,8 +650,8 @@ class Nodes:
         time.sleep(max(self.hosting.poll, min(LEISURE * in_vain, left)))
 
 
-def _remembered(job: Job) -> int:
-    return int(job.memory.round) if isinstance(job.memory, Receipt) else 0
+def _remembered(memory: Any) -> int:
+    return int(memory.round) if isinstance(memory, Receipt) else 0
 
 
 def _packed(jobs: Sequence[Job]) -> dict[int, ArrayRecord]:

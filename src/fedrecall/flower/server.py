@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedrecall import config as configs
 from fedrecall import files, payloads, rounds, trees
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.config import Config
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import Dataset, Split, load
@@ -48,6 +49,9 @@ log = logging.getLogger("flwr")
 app = ServerApp()
 AGREED = "federation.json"
 """The run folder's file with the name of the run at its nodes and what they agreed on."""
+OWN = "clients keep layers of their own: use their models at their nodes, with fedrecall predict --memory"
+OWN_UNTESTED = f"{OWN}; nobody evaluates these, as nodes would if the server had no dataset"
+"""What is said where the model that travels is nobody's."""
 SETTINGS = {"--resume": "resume=true", "--out": "out"}
 """What options of the command line, which sentences name, are called here."""
 
@@ -212,6 +216,8 @@ class Run(Experiment):
         Signals are left to Flower, which ends the process: a SuperLink that stops cannot wait for
         the round, and the run goes on from its checkpoint.
         """
+        if keeps_own(self.algorithm):
+            log.warning(OWN if self.evaluated_elsewhere else OWN_UNTESTED)
         try:
             self.begin()
             return rounds.drive(self.loop(), self.nodes.map)
@@ -226,7 +232,7 @@ class Run(Experiment):
         """On the server's own test split if it has one, else on all the nodes'."""
         if not self.evaluated_elsewhere:
             return super().evaluation(weights, number)
-        return self.nodes.evaluate(weights, number)
+        return self.nodes.evaluate(weights, number, self.memories.get)
 
     @property
     def evaluated_elsewhere(self) -> bool:
@@ -266,6 +272,8 @@ class Lines:
         tested = ""
         if "accuracy" in record:
             tested = f", accuracy {record['accuracy']:.2%}, forgetting {record['forgetting']:.3f}"
+        if "own_accuracy" in record:
+            tested += f", both of what travels; accuracy of clients' own models {record['own_accuracy']:.2%}"
         if "sites" in record:
             tested += f", least at {record['sites']['worst']}: {record['sites']['worst_accuracy']:.2%}"
         log.info(

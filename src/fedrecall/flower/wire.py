@@ -138,6 +138,8 @@ class Tested(NamedTuple):
     """0 where it is not finite."""
     finite: bool
     """Whether it is."""
+    own: list[int] = []  # noqa: RUF012 (nobody appends to it)
+    """As ``confusion``, of the client's own model, which has the layers that it keeps to itself, if any."""
 
 
 class Call(NamedTuple):

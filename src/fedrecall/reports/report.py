@@ -328,7 +328,8 @@ def _of_what_travels(runs: Iterable[Run]) -> str:
         return ""
     return (
         f" Clients of {' and '.join(names)} may keep layers of their own: accuracy, loss and forgetting are "
-        "of what travels, which such clients do not have; of their models: --measure fairness,personal."
+        "of what travels, which such clients do not have; of their models: --measure fairness,personal, or "
+        "in a federation whose nodes evaluate what sites have."
     )
 
 

@@ -27,9 +27,9 @@ from fedrecall.config import Config
 from fedrecall.data.augmentation import default_for
 from fedrecall.data.datasets import DATASETS, Dataset, load
 from fedrecall.data.partitions import PARTITIONS
-from fedrecall.errors import NothingYet, UserError
+from fedrecall.errors import Malformed, NothingYet, UserError
 from fedrecall.experiment import auxiliary_per_class, make_model, normalised
-from fedrecall.memories import Memories
+from fedrecall.memories import AtNode, Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.trained import Inputs, Trained
 from fedrecall.records import INPUTS, Checkpoint, RunFolder, whole
@@ -404,26 +404,47 @@ class Run:
         """What every start noted of its data and code, as `provenance` checks it."""
         return provenance.starts(self.path / "made.json")
 
-    def trained(self, round_number: int | None = None, client: int | None = None) -> Trained:
-        """The global model after the last saved round, or after this one, or what a client has of it."""
-        weights = self.weights(round_number) if client is None else self.own(client, round_number)
+    def trained(
+        self, round_number: int | None = None, client: int | None = None, memory: Path | str | None = None
+    ) -> Trained:
+        """The global model after the last saved round, or after this one, or what a client has of it.
+
+        ``memory``: the folder in which that client's node of a federation has its memories.
+        """
+        if memory is not None and client is None:
+            raise UserError("memory is a client's: say which with --client (client=...).")
+        weights = self.weights(round_number) if client is None else self.own(client, round_number, memory)
         return Trained(self.model, weights, self.inputs)
 
-    def own(self, client: int, round_number: int | None = None) -> Weights:
+    def own(self, client: int, round_number: int | None = None, memory: Path | str | None = None) -> Weights:
         """The global model with what a client keeps; before its first visit, with what it begins with."""
         algorithm = self._algorithm
         if not keeps_own(algorithm):
             raise UserError(f"clients of {self.path} have no model of their own: theirs is the global one.")
         self.check_client(client)
-        if self.agreed is not None:
-            raise UserError(f"{self.path} was a federation: what client {client} keeps is at its node alone.")
+        if self.agreed is not None and memory is None:
+            raise UserError(
+                f"{self.path} was a federation: what client {client} keeps is at its node alone. There, name "
+                "the node's folder for memories with --memory (memory=...)."
+            )
+        if self.agreed is None and memory is not None:
+            raise UserError(f"{self.path} was no federation, and has what clients keep: leave memory out.")
         checkpoint = self.checkpoint(round_number)
         weights = self.weights(checkpoint.round_number)
         with torch.random.fork_rng(devices=[]):  # a first memory may be drawn
-            memories = Memories(algorithm.remember(weights), self.path / "memories")
+            first = algorithm.remember(weights)
+        there = self.agreed is not None
+        memories = Memories({"round": torch.tensor(0)} if there else first, self.path / "memories")
         memories.load(checkpoint.memories)
-        memory = memories.get(client)
-        own: Weights = algorithm.personal(weights, memories.template if memory is None else memory)
+        kept = memories.get(client)
+        if self.agreed is not None and memory is not None:  # the server has in which round it last was there
+            visited = 0 if kept is None else int(kept["round"])
+            try:
+                node = AtNode(memory, str(self.agreed.get("run")), client, algorithm.remembers_once)
+            except Malformed as error:
+                raise UserError(f"{self.path / AGREED} is damaged: {error}.") from error
+            kept = node.get(visited, first)
+        own: Weights = algorithm.personal(weights, first if kept is None else kept)
         return own
 
     def check_client(self, client: int) -> None:
@@ -445,13 +466,19 @@ class Run:
         return trees.restore(initial, flat, f"the checkpoint of {self.path}")
 
 
-def trained(run: Path | str, round_number: int | None = None, client: int | None = None) -> Trained:
+def trained(
+    run: Path | str,
+    round_number: int | None = None,
+    client: int | None = None,
+    memory: Path | str | None = None,
+) -> Trained:
     """The model of a run folder, to be used: ``fedrecall.trained("runs/mine").predict(images)``.
 
     ``round_number``: of which round, of those that are kept; by default the last. ``client``: whose, where
-    an algorithm gives clients layers of their own; by default the global one.
+    an algorithm gives clients layers of their own; by default the global one. ``memory``: at that client's
+    node of a federation, the folder in which the node has its memories.
     """
-    return Run(run).trained(round_number, client)
+    return Run(run).trained(round_number, client, memory)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,6 +46,14 @@ def predict_command(
             show_default=False,
         ),
     ] = None,
+    memory: Annotated[
+        Path | None,
+        typer.Option(
+            "--memory",
+            help="At that client's node of a federation: the folder that the node's memory names.",
+            show_default=False,
+        ),
+    ] = None,
     csv_: Annotated[
         Path | None,
         typer.Option("--csv", help="Write every class's probability here.", show_default=False),
@@ -66,7 +74,7 @@ def predict_command(
     opened = Run(run)
     if csv_ is not None:
         files.check_writable(csv_)
-    trained = opened.trained(round_, client)
+    trained = opened.trained(round_, client, memory)
     was = _side(opened.config["dataset"])
     names, found = [], []
     chunks = [examples[i : i + CHUNK] for i in range(0, len(examples), CHUNK)]
