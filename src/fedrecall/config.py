@@ -46,6 +46,8 @@ class Config:
     """How the training split is divided among clients, see `fedrecall list partitions`."""
     model: Spec = "cnn"
     """The network: a name, or a module of your own as package.module:factory or file.py:factory."""
+    initial: str | None = None
+    """The weights to begin with: a run folder's last, or a .safetensors file's; by default the seed's."""
     clients: Annotated[int, AT_LEAST_ONE] = 100
     """Number of clients, N."""
     sample: Annotated[int | float, POSITIVE] = 0.1

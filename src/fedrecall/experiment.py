@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fedrecall import config as configs
-from fedrecall import contracts, files, payloads, provenance, rounds, specs, streams, trees
+from fedrecall import contracts, files, initial, payloads, provenance, rounds, specs, streams, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.backends import open_backend
@@ -165,7 +165,7 @@ class Experiment:
         else:
             self.federation = replace(given, dataset=normalised(config, given.dataset))
         self.model = make_model(config, self.federation.dataset, self.algorithm)
-        weights = self.model.initial()
+        weights = self._initial(starts)
         with streams.seeded(None if self.algorithm.secret else config.seed, "start"):
             self.server = trees.without_graph(self.algorithm.start(weights))
             memory = self.algorithm.remember(weights)  # for its form: clients draw their own
@@ -184,6 +184,22 @@ class Experiment:
         if self.folder is not None:
             with files.writing(self.folder.path):
                 self._open(self.folder, starts, data)
+
+    def _initial(self, starts: Sequence[Mapping[str, Any]]) -> Weights:
+        """What the run begins with; of one that goes on from a checkpoint the form is all that matters."""
+        weights, place = self.model.initial(), self.config.initial
+        self._begun_with = starts[-1].get("initial") if starts else None
+        if place is None or (self.folder is not None and any(self.folder.kept_rounds())):
+            return weights
+        weights = initial.loaded(place, weights, self.federation.dataset.class_names)
+        found = initial.digest(weights)
+        if self._begun_with not in (None, found):
+            raise UserError(
+                f"{place} holds another model than when the run was begun: put that back, or give another "
+                "--out."
+            )
+        self._begun_with = found
+        return weights
 
     def _open(self, folder: RunFolder, starts: list[dict[str, Any]], data: dict[str, Any]) -> None:
         """Begin the run folder, or go on from what is there; only a folder with a config has begun.
@@ -205,6 +221,8 @@ class Experiment:
         start = provenance.environment(self.model.device)
         start |= ({"data": data} if data else {}) | ({"code": code} if code else {})
         start["own models"] = keeps_own(self.algorithm)
+        if self._begun_with is not None:
+            start["initial"] = self._begun_with
         if not starts:
             start["run"] = secrets.token_hex(8)  # what others may know this run by, wherever it is moved
         files.write_json(folder.path / "made.json", [*starts, start])

@@ -116,6 +116,23 @@ def test_a_federation_computes_what_one_machine_does(name, chains, tmp_path):
         assert mine["train_loss"] == pytest.approx(other["train_loss"])
 
 
+def test_a_federation_begins_with_the_model_of_an_earlier_one(tmp_path):
+    """As a hospital joins one that is over: of the file, which is the server's, nodes are not told."""
+    play(Grid(nodes(tmp_path / "nodes", count=2)), rounds=1, clients=2, sample=2, out=str(tmp_path / "old"))
+    grid = Grid(nodes(tmp_path / "nodes"))
+    result = play(grid, rounds=1, initial=str(tmp_path / "old"))
+    same(result.weights, alone(rounds=1, initial=str(tmp_path / "old")).server.weights)
+    assert not torch.equal(
+        result.weights.params["out.bias"], alone(rounds=1).server.weights.params["out.bias"]
+    )
+    told = [m.content["values"]["config"] for m in grid.sent]
+    assert not any("old" in text or '"initial"' in text for text in told)
+    grid = Grid(nodes(tmp_path / "nodes"))
+    with pytest.raises(UserError, match="gone is neither a run folder nor a file"):
+        play(grid, initial=str(tmp_path / "gone"))
+    assert not grid.sent
+
+
 def test_what_nodes_keep_is_counted_though_the_server_has_receipts_alone(tmp_path):
     algorithm = "sfedkd:share=laplace,teachers=2,secret_noise=true"
     result, expected = play(Grid(nodes(tmp_path)), algorithm=algorithm), alone(algorithm=algorithm)

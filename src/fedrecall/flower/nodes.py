@@ -709,8 +709,9 @@ def _pooled(said: Sequence[Announcement]) -> tuple[list[float], list[float]]:
 
 
 def _for_nodes(config: Config) -> dict[str, Any]:
-    """What we tell nodes: nothing of the server's own data, nor of where it sends its numbers."""
-    return configs.as_dict(config) | {"dataset": {"name": ELSEWHERE}, "sinks": []}
+    """What we tell nodes: nothing of the server's own data or files, nor of where it sends its numbers."""
+    told = {k: v for k, v in configs.as_dict(config).items() if k != "initial"}
+    return told | {"dataset": {"name": ELSEWHERE}, "sinks": []}
 
 
 def _called(node: int, client: int) -> str:

@@ -14,7 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedrecall import config as configs
-from fedrecall import files, payloads, rounds, trees
+from fedrecall import files, initial, payloads, rounds, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.config import Config
@@ -109,6 +109,8 @@ def _serve(grid: Grid, config: Config, hosting: Hosting, folder: RunFolder | Non
         noted = _noted(folder, hosting)
         before = None if newest is None else _agreed_before(folder, noted)
         over = newest is not None and _is_over(folder, newest.round_number, config)
+    if before is None and config.initial is not None:
+        initial.check(config.initial)
     nodes = Nodes(grid, config, hosting, before=before)
     own = _own_data(config)
     facts = before if before is not None and over else nodes.gather()

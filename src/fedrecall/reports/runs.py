@@ -29,6 +29,7 @@ from fedrecall.data.datasets import DATASETS, Dataset, load
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import Malformed, NothingYet, UserError
 from fedrecall.experiment import auxiliary_per_class, make_model, normalised
+from fedrecall.initial import saved
 from fedrecall.memories import AtNode, Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.trained import Inputs, Trained
@@ -211,7 +212,8 @@ class Run:
 
     @cached_property
     def noted(self) -> dict[str, str]:
-        """What the last start noted of somebody's own ``code``, and of the ``data``: a digest of each."""
+        """What the last start noted of somebody's own ``code``, of the ``data`` and of the model that was
+        ``initial``: a digest of each."""
         last = self.made[-1] if self.made else {}
         code, data = last.get("code"), last.get("data")
         found = {}
@@ -220,6 +222,8 @@ class Run:
         if isinstance(data, dict) and "digest" in data:
             told = [str(data[k]) for k in ("digest", "origins") if k in data]
             found["data"] = f"data {data.get('train')}+{data.get('test')} {' '.join(told)}"
+        if isinstance(begun_with := last.get("initial"), str):
+            found["initial"] = f"{self.config.get('initial')} {begun_with[:8]}"
         divided = files.found(self.path / "partition.json")
         if self.config["partition"]["name"] == "file" and divided:  # that may be written anew
             mark = f"dealt as {self._divided.get('clients')}"
@@ -455,12 +459,8 @@ class Run:
 
     def weights(self, round_number: int | None = None) -> Weights:
         """The global model after the last saved round, or after this one."""
-        initial, arrays = self.model.initial(), self.checkpoint(round_number).arrays
-        state = self._algorithm.start(initial)
-        places = {id(tensor): path for path, tensor in reversed(list(trees.leaves(state)))}
-        # Where the algorithm keeps its model: `private` within what the protected one keeps.
-        within = {name: places[id(tensor)] for name, tensor in trees.leaves(state.weights)}
-        flat = {name: arrays[path] for name, path in within.items() if path in arrays}
+        initial = self.model.initial()
+        flat = saved(self._algorithm, initial, self.checkpoint(round_number).arrays)
         if {n: t.shape for n, t in trees.leaves(initial)} != {n: t.shape for n, t in flat.items()}:
             raise UserError(f"the checkpoint of {self.path} is not of the model that the config names.")
         return trees.restore(initial, flat, f"the checkpoint of {self.path}")
@@ -583,8 +583,8 @@ def _names(folders: Iterable[Path]) -> list[str]:
 def arrange(runs: Sequence[Run]) -> list[Group]:
     """The runs by experiment, in the order in which each first occurs, seeds sorted.
 
-    Runs of one config are two experiments if they noted different code of somebody's own, or data. An
-    experiment has one run of a seed: the one that is furthest, the first of equals.
+    Runs of one config are two experiments if they noted different code of somebody's own, data or initial
+    models. An experiment has one run of a seed: the one that is furthest, the first of equals.
     """
     members: dict[tuple[str, ...], dict[tuple[int, int], list[Run]]] = {}
     for run in runs:
@@ -594,7 +594,7 @@ def arrange(runs: Sequence[Run]) -> list[Group]:
     configs_ = [run.complete for run in firsts]
     apart = [noted_apart(run, firsts) for run in firsts]
     settings = [
-        in_words(c) | {k: v for k, v in noted.items() if k == "data"}
+        in_words(c) | {k: v for k, v in noted.items() if k != "code"}
         for c, noted in zip(configs_, apart, strict=True)
     ]
     varying = [
@@ -619,7 +619,7 @@ def arrange(runs: Sequence[Run]) -> list[Group]:
 
 
 def noted_apart(run: Run, others: Iterable[Run]) -> dict[str, str]:
-    """What a run noted of code and data that some of the others of the same config noted otherwise."""
+    """What a run noted (see `Run.noted`) that some of the others of the same config noted otherwise."""
     alike = [other.noted for other in others if _identity(other) == _identity(run)]
     return {k: v for k, v in run.noted.items() if any(noted.get(k) != v for noted in alike)}
 
