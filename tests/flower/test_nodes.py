@@ -2062,9 +2062,10 @@ class Edited(Grid):
         self.changes, self.kind = changes, kind
 
     def answer(self, node: int, message: Message) -> Message:
-        """With its own files while it answers."""
+        """With its own files while it answers, in what is to be a process of its own."""
         mine = self.changes if node == 1007 and message.metadata.message_type == self.kind else {}
         before = {path: path.read_text() for path in mine}
+        loaded = {name: sys.modules.pop(name, None) for name in (AT_BOTH if mine else ())}
         try:
             for path, text in mine.items():
                 path.write_text(text)
@@ -2072,6 +2073,10 @@ class Edited(Grid):
         finally:
             for path, text in before.items():
                 path.write_text(text)
+            sys.modules.update({name: module for name, module in loaded.items() if module is not None})
+
+
+AT_BOTH = ("plug_at_both", "helper_at_both")
 
 
 @pytest.fixture
@@ -2082,7 +2087,7 @@ def own_code(tmp_path, monkeypatch):
     (folder / "plug_at_both.py").write_text(OWN)
     (folder / "helper_at_both.py").write_text("def factor():\n    return 2.0\n")
     monkeypatch.syspath_prepend(folder)
-    for name in ("plug_at_both", "helper_at_both"):
+    for name in AT_BOTH:
         monkeypatch.delitem(sys.modules, name, raising=False)
     return folder
 
@@ -2112,6 +2117,10 @@ def test_where_code_lies_and_how_it_is_commented_is_no_difference(own_code, tmp_
     config = configs.make(configs.as_dict(config))
     codes.check(servers, config)
     (tmp_path / "elsewhere" / "helper_at_both.py").write_text("def factor():\n    return 3.0\n")
+    codes.check(servers, config)  # what is loaded here is what it was
+    for name in AT_BOTH:
+        monkeypatch.delitem(sys.modules, name)
+    config = configs.make(configs.as_dict(config))
     with pytest.raises(UserError, match="its helper_at_both is other code than the server's"):
         codes.check(servers, config)
     at = servers.modules.index("plug_at_both")  # the helper is a package's, at the server alone
