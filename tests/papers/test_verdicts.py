@@ -368,6 +368,17 @@ def test_rounds_to_the_baselines_accuracy_are_those_of_the_same_seed():
     assert (v.word, v.measured.text(0)) == (PARTIAL, "not yet")
 
 
+@pytest.mark.parametrize(("reached", "word"), [(13, REPRODUCED), (14, NOT_REPRODUCED), (16, NOT_REPRODUCED)])
+def test_rounds_to_an_accuracy_may_be_off_by_a_tenth_of_the_cells_own(reached, word):
+    """Ten of 30 rounds would be half of what lies between the best method and the worst."""
+    t = table("fedssd/table1")
+    mine, base = t.cell("tinyimagenet", "fedssd"), t.cell("tinyimagenet", "fedavg")
+    assert (mine.config().rounds, mine.published["rounds_to_baseline"].value) == (30, 10)
+    runs = [outcome(mine, [5.0] * (reached - 1) + [30.0] * (31 - reached)), outcome(base, [20.0] * 30)]
+    v = verdict(*runs, cell=mine, quantity="rounds_to_baseline", of=t)
+    assert (v.word, v.measured.summary.mean) == (word, reached)
+
+
 def test_what_was_never_reached_in_the_paper_is_reproduced_by_never():
     t = table("fedssd/table1")
     mine, base = t.cell("cifar100", "fedcad"), t.cell("cifar100", "fedavg")
@@ -477,9 +488,11 @@ def test_runs_that_failed_count_against_those_that_went_through_alone():
 
 def test_what_is_allowed_is_two_spreads_or_the_rounding_whichever_is_more():
     paper = load_paper("fedntd")
-    assert tolerance(paper, "accuracy", 1.5) == 3.0
-    assert tolerance(paper, "forgetting", 0.005) == 0.02
-    assert tolerance(paper, "forgetting", 0.05) == 0.1
+    assert tolerance(paper, "accuracy", 1.5, 200) == 3.0
+    assert tolerance(paper, "forgetting", 0.005, 200) == 0.02
+    assert tolerance(paper, "forgetting", 0.05, 200) == 0.1
+    assert tolerance(paper, "rounds_to_baseline", None, 100) == 10
+    assert tolerance(paper, "rounds_to_baseline", None, 30) == 3
 
 
 def test_the_level_is_of_runs_that_are_as_far():

@@ -99,9 +99,9 @@ Numbers are compared as they are shown. Forgetting may be off by {QUANTITIES["fo
 which is what its two published
 digits and one class in ten account for, the alignment of layer fc1, whose spread is not published, by \
 {QUANTITIES["fc1_local"].tolerance:g}, rounds to
-an accuracy by {QUANTITIES["rounds_to_baseline"].tolerance:g}, and a ratio of times by \
-{QUANTITIES["speedup"].tolerance:g}. The rounds in a baseline's own row are those that it takes itself to the
-accuracy that it ends with.
+an accuracy by {QUANTITIES["rounds_to_baseline"].tolerance_of_rounds:.0%} of the cell's rounds, \
+and a ratio of times by {QUANTITIES["speedup"].tolerance:g}. The rounds in a baseline's own row are
+those that it takes itself to the accuracy that it ends with.
 A run that broke off, or that went on without a client whose model became NaN, is a failed one: averaged with
 the others', as in the authors' code, that model would have made the global one NaN. A cell that is published
 as failed is reproduced if half of the runs or more failed or end at {FAILED:g} % at

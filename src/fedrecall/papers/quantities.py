@@ -40,6 +40,8 @@ class Quantity(NamedTuple):
     """Whether it can be had of any round, not of the last alone."""
     to_baseline: bool = False
     """Whether it is of a method beside the table's baseline, and says nothing of the baseline itself."""
+    tolerance_of_rounds: float = 0.0
+    """`tolerance` as a share of the cell's rounds, where rounds are what is counted."""
 
 
 def _accuracy(q: Question) -> float | None:
@@ -115,7 +117,7 @@ QUANTITIES = {
     "fc2_next_global": Quantity("fc2, global and next", 3, _aligned("fc2", "next_global"), 0.1, False),
     "local_accuracy": Quantity("local models' accuracy %", 2, _local_accuracy, 0.0, False),
     "rounds_to_baseline": Quantity(
-        "rounds to the baseline's accuracy", 0, _rounds_to_baseline, 10.0, to_baseline=True
+        "rounds to the baseline's accuracy", 0, _rounds_to_baseline, to_baseline=True, tolerance_of_rounds=0.1
     ),
     "speedup": Quantity("times faster than all teachers", 1, _speedup, 0.3, to_baseline=True),
 }

@@ -158,7 +158,7 @@ def judge(
         return said("")
     if value == NEVER:
         return said(REPRODUCED if measured.never == measured.summary.n else NOT_REPRODUCED)
-    allowed = tolerance(paper, quantity, std)
+    allowed = tolerance(paper, quantity, std, rounds)
     if not _within(measured, quantity, value, allowed):
         return said(NOT_REPRODUCED, allowed)
     too = _baseline_within(table, cell, quantity, results, variant, allowed)
@@ -207,14 +207,15 @@ def _mostly_failed(runs: Sequence[Outcome], rounds: int, smoothing: float) -> bo
     return 2 * sum(map(as_theirs, ended)) >= len(ended)
 
 
-def tolerance(paper: Paper, quantity: str, published: float | None) -> float:
-    """Twice the published spread; without one, the paper's usual one.
+def tolerance(paper: Paper, quantity: str, published: float | None, rounds: int) -> float:
+    """Twice the published spread; without one, the paper's usual one. ``rounds``: how many the cell has.
 
     Ours does not enter: runs that are far from each other would reproduce anything.
     """
     if published is None and quantity == "accuracy":
         published = paper.usual_std or UNKNOWN_STD
-    return max(QUANTITIES[quantity].tolerance, SPREADS * (published or 0.0))
+    kind = QUANTITIES[quantity]
+    return max(kind.tolerance, kind.tolerance_of_rounds * rounds, SPREADS * (published or 0.0))
 
 
 def right_by_chance(runs: int) -> float:
