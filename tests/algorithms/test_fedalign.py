@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.algorithms.cases import experiment
 
+from fedrecall.algorithms import fedalign
 from fedrecall.algorithms.fedalign import FedAlign, lipschitz
 from fedrecall.losses import cross_entropy
 
@@ -21,6 +22,31 @@ def test_the_constant_is_the_spectral_norm_of_the_transmitting_matrix():
     rows = lipschitz(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 2.0, 2.0]]))  # |a| |b| of a vector a b^T
     assert rows.item() == pytest.approx(15.0)
     assert lipschitz(torch.zeros(1, 2, 3, 3), torch.zeros(1, 4, 3, 3)).isfinite().all()
+
+
+def test_the_constant_of_halves_is_that_of_the_same_numbers():
+    """Also where clients are mapped over; in bfloat16 it would be off by hundredths."""
+    g = torch.Generator().manual_seed(0)
+    given = torch.rand(3, 4, 5, 6, 6, generator=g).bfloat16()
+    made = torch.rand(3, 4, 7, 3, 3, generator=g).bfloat16()
+    found = torch.vmap(lipschitz)(given, made)
+    assert found.dtype == torch.float32
+    for i in range(3):
+        exact = lipschitz(given[i].double(), made[i].double())
+        torch.testing.assert_close(found[i].double(), exact, rtol=1e-5, atol=0)
+        torch.testing.assert_close(lipschitz(given[i], made[i]).double(), exact, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+def test_in_bfloat16_the_distance_is_a_number_of_single_precision(backend, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        fedalign, "lipschitz", lambda *given: seen.append(found := lipschitz(*given)) or found
+    )
+    experiment("fedalign", precision="bfloat16", rounds=1, backend=backend).run()
+    found = {constant.dtype for constant in seen}
+    assert torch.float32 in found
+    assert torch.bfloat16 not in found
 
 
 def start(spec: str):

@@ -67,7 +67,11 @@ class FedAlign(FedAvg):
 
 
 def lipschitz(given: Tensor, made: Tensor) -> Tensor:
-    """Spectral norm of each example's transmitting matrix, by ten power iterations, [B]."""
+    """Spectral norm of each example's transmitting matrix, by ten power iterations, [B].
+
+    Not in half precision, whatever the network computes in: it is part of a loss.
+    """
+    given, made = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (given, made))
     if given.dim() == 4 and given.shape[-1] > made.shape[-1]:
         given = F.adaptive_avg_pool2d(given, (made.shape[-2], made.shape[-1]))
     given, made = given.flatten(2) if given.dim() > 2 else given[..., None], made
