@@ -56,6 +56,14 @@ def test_a_share_of_one_was_one_client_in_runs_begun_before():
     assert configs.begun({**whole, "sample": 1.0}).sampled == 1
 
 
+def test_what_earlier_runs_drew_from_a_seed_of_its_own_follows_from_the_runs():
+    now = configs.as_dict(configs.make({"algorithm": "sfedkd:selection=random"}))
+    before = {**now, "algorithm": {**now["algorithm"], "teacher_seed": 2}}
+    assert configs.as_dict(configs.begun(before)) == now
+    with pytest.raises(UserError, match="no 'teacher_seed'"):
+        configs.make(before)
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

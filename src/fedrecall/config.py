@@ -212,9 +212,21 @@ def begun(values: Mapping[str, Any]) -> Config:
     lacking = next((key for key in NEEDED if key not in values), None)
     if lacking is not None:
         raise UserError(f"the saved config is damaged: it has no {lacking!r}.")
+    values = without_gone(values)
     if isinstance(values.get("sample"), float) and values["sample"] == 1:
         values = {**values, "sample": 1}
     return make({"normalisation": "data", **values})
+
+
+def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved config without what no setting says any more.
+
+    Algorithms with teachers had a ``teacher_seed`` of their own for what now follows from the run's seed.
+    """
+    algorithm = values.get("algorithm")
+    if not isinstance(algorithm, Mapping) or str(algorithm.get("name")) not in ALGORITHMS:
+        return dict(values)
+    return {**values, "algorithm": {k: v for k, v in algorithm.items() if k != "teacher_seed"}}
 
 
 def in_full(settings: Mapping[str, Any]) -> dict[str, Any]:

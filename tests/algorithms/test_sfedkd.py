@@ -9,13 +9,13 @@ from scipy import stats
 from tests.algorithms.cases import BATCH_NORM, assert_same, experiment
 from tests.algorithms.test_all import moment, play
 
-from fedrecall import payloads, rounds, trees
-from fedrecall.algorithms import ALGORITHMS
+from fedrecall import payloads, rounds, streams, trees
+from fedrecall.algorithms import ALGORITHMS, multi_teacher
 from fedrecall.algorithms.multi_teacher import Said
-from fedrecall.algorithms.teachers import complementary
+from fedrecall.algorithms.teachers import at_random, complementary
 from fedrecall.losses import kl, not_true_kl, true_class_kl
 from fedrecall.models.model import Weights
-from fedrecall.training import Failure
+from fedrecall.training import Failure, hooks_chance
 
 RIVALS = ["fedseq+aver", "fedseq+ebkd", "fedseq+ca-mkd"]
 ALL = ["sfedkd", *RIVALS]
@@ -282,19 +282,41 @@ def test_noise_is_drawn_once_for_each_client():
     assert not torch.equal(said[0], said[1])
     for k, p in said.items():
         assert not torch.equal(p, run.federation.client(k).distribution)
-    other = experiment("sfedkd:share=laplace,noise=0.3,teacher_seed=1")
+    other = experiment(
+        "sfedkd:share=laplace,noise=0.3", seed=run.config.seed + 1, partition_seed=run.config.seed
+    )
+    assert torch.equal(other.federation.client(0).distribution, run.federation.client(0).distribution)
     moved = {v.client: v.up.distribution for v in play(other, [0, 1, 2], 1).visits}
     assert not torch.equal(moved[0], said[0])
+
+
+def test_random_teachers_follow_from_the_runs_seed_and_the_round(monkeypatch):
+    drawn = []
+
+    def noted(population, count):
+        drawn.append(tuple(found := at_random(population, count)))
+        return found
+
+    monkeypatch.setattr(multi_teacher, "at_random", noted)
+    spec = "sfedkd:selection=random,teachers=3,g=uniform,h=uniform"
+    found = []
+    for seed in (3, 4, 3):
+        experiment(spec, seed=seed, partition_seed=3, sample=6, rounds=4).run()
+        found.append([*drawn])
+        drawn.clear()
+    assert found[0] == found[2] != found[1]
+    assert len(set(found[0])) > 1
 
 
 def test_clients_with_the_same_labels_say_different_things():
     run = experiment("sfedkd:share=laplace,noise=0.1")
     down, memory, local, _ = moment(run)
     anchor = run.algorithm.prepare(run.model, down, memory, local)
-    said = [
-        run.algorithm.finish(run.model, down.weights, anchor, memory, local.numbered(k), None)[0].distribution
-        for k in (1, 2, 1)
-    ]
+    said = []
+    for k in (1, 2, 1):
+        with streams.seeded(hooks_chance(run.algorithm, run.config.seed, 1, k), "finish"):
+            up, _ = run.algorithm.finish(run.model, down.weights, anchor, memory, local.numbered(k), None)
+        said.append(up.distribution)
     assert not torch.equal(said[0], said[1])
     assert torch.equal(said[0], said[2])
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.spatial import distance as scipy_distance
 
+from fedrecall import streams
 from fedrecall.algorithms.teachers import (
     at_random,
     complementary,
@@ -165,28 +166,24 @@ def test_one_teacher_is_optimal_and_all_are_all(found, extra):
     assert sorted(complementary(found, 9, "kl", EPSILON)) == [0, 1, 2, 3]
 
 
-def test_random_teachers_depend_on_seed_and_round_alone():
-    assert at_random(10, 4, 0, 3) == at_random(10, 4, 0, 3)
-    draws = {tuple(at_random(10, 4, s, r)) for s in range(3) for r in range(3)}
-    assert len(draws) == 9
-    assert at_random(3, 5, 0, 1) == [0, 1, 2]
+def test_random_teachers_are_drawn_evenly_and_kept_in_their_order():
+    assert at_random(3, 5) == [0, 1, 2]
     counts = np.zeros(6)
-    for r in range(3000):
-        counts[at_random(6, 2, 1, r)] += 1
+    with streams.seeded(1):
+        for _ in range(3000):
+            drawn = at_random(6, 2)
+            assert drawn == sorted(set(drawn))
+            counts[drawn] += 1
     assert stats.chisquare(counts).pvalue > 1e-4
-
-
-def stream(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def test_exact_and_grid_shares():
     p = t([0.5, 0.3, 0.15, 0.05])
-    assert torch.equal(disclosed(p, "exact", 9.0, 4, None), p)
+    assert torch.equal(disclosed(p, "exact", 9.0, 4), p)
     # Multiples of 1/4: 2, 1.2, 0.6, 0.2 -> 2, 1, 1, 0.
-    torch.testing.assert_close(disclosed(p, "grid", 0.0, 4, None), t([0.5, 0.25, 0.25, 0.0]))
+    torch.testing.assert_close(disclosed(p, "grid", 0.0, 4), t([0.5, 0.25, 0.25, 0.0]))
     # Nothing rounds up to a share: nothing is known.
-    torch.testing.assert_close(disclosed(t([0.1] * 10), "grid", 0.0, 2, None), t([0.1] * 10))
+    torch.testing.assert_close(disclosed(t([0.1] * 10), "grid", 0.0, 2), t([0.1] * 10))
 
 
 @pytest.mark.parametrize("secret", [False, True])
@@ -194,7 +191,8 @@ def test_exact_and_grid_shares():
 def test_noise_has_the_stated_distribution(share, secret):
     n = 20_000
     far = torch.full((n,), 1000.0, dtype=torch.float64)  # nothing is cut off; renormalised, sum is n 1000
-    said = disclosed(far, share, 2.0, 1, None if secret else stream(3))
+    with streams.seeded(3):
+        said = disclosed(far, share, 2.0, 1, secret)
     noise = (said * 1000 * n - 1000).numpy()  # the renormalisation shifts by the mean noise, about 0.02
     law = {"laplace": stats.laplace(scale=2), "gaussian": stats.norm(scale=2)}[share]
     assert stats.kstest(noise + 0.0, law.cdf).statistic < 0.015
@@ -205,7 +203,8 @@ def test_noise_has_the_stated_distribution(share, secret):
 @pytest.mark.parametrize("noise", [0.0, 0.05, 100.0])
 def test_what_is_disclosed_is_a_distribution(share, noise):
     for seed in range(20):
-        said = disclosed(t([0.6, 0.4, 0.0, 0.0]), share, noise, 3, stream(seed))
+        with streams.seeded(seed):
+            said = disclosed(t([0.6, 0.4, 0.0, 0.0]), share, noise, 3)
         assert float(said.sum()) == pytest.approx(1.0)
         assert bool((said >= 0).all())
         if noise == 0 and share != "grid":

@@ -153,6 +153,15 @@ def test_private_learning_is_the_same_in_a_federation(tmp_path, monkeypatch):
     assert result.history[-1]["epsilon"] == expected.history[-1]["epsilon"]
 
 
+@pytest.mark.parametrize("share", ["laplace", "gaussian"])
+def test_noise_that_follows_from_the_seed_is_the_same_in_a_federation(share, tmp_path, monkeypatch):
+    algorithm = f"sfedkd:share={share},noise=0.2,teachers=2"
+    with pytest.raises(UserError, match="from the run's seed, which every node is told"):
+        hosting.read({**BASE, "algorithm": algorithm})
+    monkeypatch.setattr(hosting, "_check_secret", lambda config: None)  # so that it can be compared
+    same(play(Grid(nodes(tmp_path)), algorithm=algorithm).weights, alone(algorithm=algorithm).server.weights)
+
+
 def said_of_data(grid: Grid) -> list[wire.Announcement]:
     found = [m.content["values"] for m in grid.received if m.metadata.message_type == "query"]
     return [wire.Announcement(**values) for values in found]

@@ -105,6 +105,16 @@ def test_the_sample_of_an_old_run_is_what_it_goes_on_with(tmp_path):
     assert group.seeds == [0, 1, 2]
 
 
+def test_runs_with_a_seed_for_teachers_belong_to_those_without(tmp_path):
+    for seed, earlier in enumerate(({"teacher_seed": 0}, {})):
+        path = write(tmp_path / str(seed), seed=seed, algorithm="sfedkd") / "config.json"
+        held = json.loads(path.read_text())
+        held["algorithm"] |= earlier
+        path.write_text(json.dumps(held))
+    (group,) = arrange(open_runs([tmp_path]))
+    assert group.seeds == [0, 1]
+
+
 def test_seeds_are_grouped_and_groups_named_by_what_differs(folder):
     groups = arrange(open_runs([folder]))
     assert [g.label for g in groups] == ["fedavg", "fedntd beta=0.5", "fedntd beta=2"]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedrecall import streams, trees
+from fedrecall import trees
 from fedrecall.algorithms.fedavg import Memory
 from fedrecall.algorithms.fedseq import FedSeq
 from fedrecall.algorithms.hooks import Cohort, Sgd
@@ -98,10 +98,8 @@ class MultiTeacher(FedSeq):
     """Size of that noise on every share: Laplace's scale, or the Gaussian's standard deviation."""
     grid: Annotated[int, AT_LEAST_ONE] = 4
     """Shares are rounded to multiples of one over this."""
-    teacher_seed: Annotated[int, NON_NEGATIVE] = 0
-    """Seed of random teachers and of noise: an algorithm does not know the run's."""
     secret_noise: bool = False
-    """Draw noise that nobody can draw again, as a real federation must; runs then differ."""
+    """Draw noise that does not follow from the run's seed, as a real federation must; runs then differ."""
 
     @property
     def by_distance(self) -> bool:
@@ -165,19 +163,16 @@ class MultiTeacher(FedSeq):
         if not self.asks:
             return Up(weights, _nobody(weights, 0)), memory
         if not isinstance(memory, Said):
-            return Up(weights, disclosed(data.distribution, self.share, self.noise, self.grid, None)), memory
+            return Up(weights, disclosed(data.distribution, self.share, self.noise, self.grid)), memory
         if len(memory.distribution) == 0:
-            stream = (
-                None if self.secret_noise else streams.torch_stream(self.teacher_seed, "share", data.number)
-            )
-            memory = Said(disclosed(data.distribution, self.share, self.noise, self.grid, stream))
+            said = disclosed(data.distribution, self.share, self.noise, self.grid, self.secret_noise)
+            memory = Said(said)
         return Up(weights, memory.distribution), memory
 
     def aggregate(self, server: Server, ups: Up, cohort: Cohort) -> Server:
         """The mean of the chains' last models, and the next round's teachers among all models."""
-        number = int(server.round) + 1
         said = ups.distribution.clamp(0, 1)  # whatever a client says: a share
-        chosen = torch.tensor(self.choose(said, number), dtype=torch.int64)
+        chosen = torch.tensor(self.choose(said), dtype=torch.int64)
         teachers: Weights = trees.transform(lambda t: t[chosen.to(t.device)], ups.weights)
         return Server(
             cohort.mean(ups.weights),
@@ -186,11 +181,11 @@ class MultiTeacher(FedSeq):
             server.round + 1,
         )
 
-    def choose(self, distributions: Tensor, round_number: int) -> list[int]:
+    def choose(self, distributions: Tensor) -> list[int]:
         """Which of the round's models, whose clients have these label distributions [M, C], teach next."""
         candidates = len(distributions)
         if self.selection == "all":
             return list(range(candidates if self.teachers else 0))
         if self.selection == "random":
-            return at_random(candidates, self.teachers, self.teacher_seed, round_number)
+            return at_random(candidates, self.teachers)
         return complementary(distributions, self.teachers, self.metric, self.epsilon)

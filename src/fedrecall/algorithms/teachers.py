@@ -76,33 +76,30 @@ def complementary(distributions: Tensor, count: int, metric: Metric, epsilon: fl
     return chosen
 
 
-def at_random(population: int, count: int, seed: int, round_number: int) -> list[int]:
-    """Teachers drawn without looking at anything, in their own order."""
-    stream = streams.numpy_stream(seed, "teachers", round_number)
-    return sorted(int(k) for k in stream.choice(population, min(count, population), replace=False))
+def at_random(population: int, count: int) -> list[int]:
+    """Teachers drawn from torch's own stream without looking at anything, in their own order."""
+    return sorted(torch.randperm(population)[:count].tolist())
 
 
-def disclosed(
-    distribution: Tensor, share: Share, noise: float, grid: int, stream: torch.Generator | None
-) -> Tensor:
+def disclosed(distribution: Tensor, share: Share, noise: float, grid: int, secret: bool = False) -> Tensor:
     """What a client says of its label distribution [C]: with noise on every share, or coarsely.
 
     Negative shares are cut off and the rest renormalised; nothing left is said as uniform.
-    ``stream`` must be on the CPU; None draws what nobody can draw again.
+    Noise is drawn from torch's own stream, or, where ``secret``, so that nobody can draw it again.
     """
     if share == "exact":
         return distribution
     if share == "grid":
         return normalised((distribution * grid).round())
     exact = distribution.cpu()
-    secret = None if stream is not None else streams.secret_uniforms(exact.numel()).view(exact.shape)
+    hidden = streams.secret_uniforms(exact.numel()).view(exact.shape) if secret else None
     if share == "laplace":
-        drawn = torch.rand(exact.shape, generator=stream, dtype=exact.dtype) if secret is None else secret
+        drawn = torch.rand(exact.shape, dtype=exact.dtype) if hidden is None else hidden
         uniform = drawn.to(exact.dtype) - 0.5
         # The inverse of the distribution function; 1 - 2|u| is in (0, 1].
         drawn = -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp(max=0.5 - 1e-16))
-    elif secret is None:
-        drawn = torch.randn(exact.shape, generator=stream, dtype=exact.dtype)
+    elif hidden is None:
+        drawn = torch.randn(exact.shape, dtype=exact.dtype)
     else:
-        drawn = torch.special.ndtri(secret).to(exact.dtype)
+        drawn = torch.special.ndtri(hidden).to(exact.dtype)
     return normalised((exact + noise * drawn).clamp(min=0)).to(distribution.device)

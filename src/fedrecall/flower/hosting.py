@@ -109,8 +109,9 @@ def _check_secret(config: Config) -> None:
         and not algorithm.secret_noise
     ):
         raise UserError(
-            f"share={algorithm.share} draws its noise from teacher_seed, which every node is told and could "
-            "subtract: say secret_noise=true in its settings, or simulate the federation with fedrecall run."
+            f"share={algorithm.share} draws its noise from the run's seed, which every node is told and "
+            "could subtract: say secret_noise=true in its settings, or simulate the federation with "
+            "fedrecall run."
         )
     if algorithm.secret and config.checkpoint_every > 1:
         raise UserError(

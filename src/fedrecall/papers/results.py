@@ -315,7 +315,7 @@ def _checked(path: Path, held: Mapping[str, Any], own: Mapping[str, str]) -> Out
     try:
         algorithm = _renamed(held["config"]["algorithm"], lambda name: own[named(name)])
         with specs.registered_only(*own.values(), remedy="a result is read without anybody's code."):
-            config = configs.make({**held["config"], "algorithm": algorithm})
+            config = configs.begun({**held["config"], "algorithm": algorithm})
         found = Outcome(
             config=config,
             accuracy=[float(a) for a in held["accuracy"]],

@@ -119,7 +119,7 @@ class Run:
                 raise UserError(f"{self.path / 'config.json'} is damaged: {key} = {specs.shown(given)}.")
         if "sinks" in found:
             found["sinks"] = [secrecy.in_text(str(sink)) for sink in found["sinks"]]
-        return found
+        return configs.without_gone(found)
 
     @cached_property
     def complete(self) -> dict[str, Any]:
