@@ -317,6 +317,8 @@ _OTHERS: dict[str, tuple[type, ...]] = {
     "sites": (dict,),
 }
 _OF_SITES = ("examples", "accuracy", "balanced_accuracy")
+OF_OWN = "own_accuracy"
+"""Of sites, that of each one's client's own model where clients have such; None where no client is."""
 
 
 def _check(record: Any) -> None:
@@ -357,7 +359,11 @@ def sites(record: Mapping[str, Any]) -> dict[str, Any] | None:
     names = found.get("sites") if isinstance(found, dict) else None
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         return None
-    sound = all(_numbers(found.get(part)) and len(found[part]) == len(names) for part in _OF_SITES)
+    parts = [found.get(part) for part in _OF_SITES]
+    if OF_OWN in found:
+        own = found[OF_OWN]
+        parts.append([0.0 if v is None else v for v in own] if isinstance(own, list) else own)
+    sound = all(_numbers(part) and len(part) == len(names) for part in parts)
     return dict(found) if sound else None
 
 

@@ -110,6 +110,42 @@ def test_fairness(moment):
     assert MEASURES.make("fairness")(replace(kept, remembered={}.get))["mean"] == pytest.approx(1)
 
 
+def at_home(moment, origins):
+    """The moment where the training examples are from these places."""
+    dataset = moment.federation.dataset
+    dataset = replace(dataset, train=replace(dataset.train, origin=torch.tensor(origins)))
+    return replace(moment, federation=replace(moment.federation, dataset=dataset))
+
+
+def test_clients_are_tested_where_they_are(moment):
+    """Client 0 at north, where classes 0, 0, 1 are tested, and client 1 at south, with 1, 2, 2."""
+    there = at_home(moment, [0, 0, 0, 0, 2, 2])
+    assert [places.tolist() for places in there.federation.at_home] == [[0, 1, 2], [3, 4, 5]]
+    found = MEASURES.make("fairness")(there)
+    assert found["mean"] == found["worst_accuracy"] == pytest.approx(2 / 3)  # not 3/4 and 1, as by classes
+    assert MEASURES.make("personal")(there)["personalised"] == [0, 1]
+    assert "own_accuracy" not in MEASURES.make("sites")(there)
+    # Client 0 swaps classes 0 and 1; client 1 was never there, and is right always.
+    swapped = {0: Own(moment.visits[0].up.weights)}.get
+    kept = replace(there, algorithm=Keeps(), remembered=swapped)
+    assert MEASURES.make("fairness")(kept)["mean"] == pytest.approx(1 / 2)
+    found = MEASURES.make("sites")(kept)
+    assert found["own_accuracy"] == [0, 1]
+    assert found["accuracy"] == [pytest.approx(2 / 3)] * 2  # of the global model
+    away = replace(at_home(moment, [1, 1, 1, 1, 2, 2]), algorithm=Keeps(), remembered=swapped)
+    assert MEASURES.make("fairness")(away)["worst"] == "client 1"  # nothing is tested at west
+    assert MEASURES.make("personal")(at_home(moment, [1, 1, 1, 1, 2, 2]))["personalised"] == [None, 1]
+    assert MEASURES.make("sites")(away)["own_accuracy"] == [None, 1]  # and nobody is at north
+
+
+@pytest.mark.parametrize("origins", [[0, 0, 0, 2, 2, 2], [1, 1, 1, 1, 1, 1], [1] * 6])
+def test_where_clients_share_a_place_their_mixtures_of_classes_count(moment, origins):
+    shared = at_home(moment, origins)
+    assert shared.federation.at_home is None
+    for name in ("fairness", "personal"):
+        assert MEASURES.make(name)(shared) == MEASURES.make(name)(moment)
+
+
 def test_a_tenth_of_the_clients_that_can_be_tested_rounded_up(moment):
     y = torch.arange(3).repeat_interleave(11)
     split = Split(torch.eye(3)[y], y)

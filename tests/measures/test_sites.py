@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fedrecall.measures.accuracy import accuracy, class_accuracy, evaluate
 from fedrecall.measures.sites import by_client, by_site
 from fedrecall.records import RunFolder, scalars
 
+FEDPER = Path(__file__).parents[2] / "examples/fedper.py"
 unchanging = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 LISTS = ("sites", "examples", "accuracy", "balanced_accuracy")
 
@@ -151,6 +153,23 @@ def test_a_run_says_where_its_model_is_bad_and_so_does_one_that_was_resumed(tmp_
     assert [r["measures"]["sites"] for r in resumed if r["round"] in (2, 4, 5)] == list(found.values())
 
 
+def test_sites_that_label_oppositely_are_served_by_heads_of_their_own():
+    """Of each site's own test examples every client's model is right, though both have the same classes."""
+    x = np.random.default_rng(0).normal(size=(400, 2)).astype(np.float32)
+    site = np.repeat(["a", "b"], 200)
+    y = ((x[:, 0] > 0) ^ (site == "b")).astype(int)
+    shared = RUN | {"clients": 2, "rounds": 12, "lr": 0.1, "measures": ["fairness", "personal", "sites"]}
+    shared |= {
+        "algorithm": f"{FEDPER}:FedPer",
+        "dataset": fedrecall.from_arrays(x, y, origin=site),
+    }
+    last = fedrecall.run(**shared).history[-1]["measures"]
+    assert last["fairness"]["worst_accuracy"] > 0.9
+    assert min(last["personal"]["personalised"]) > 0.9
+    assert min(last["sites"]["own_accuracy"]) == last["fairness"]["worst_accuracy"]
+    assert sum(last["sites"]["accuracy"]) < 1.5  # one head cannot serve both
+
+
 def test_data_that_do_not_say_where_they_are_tested_are_refused_before_anything_is_played(tmp_path):
     dataset = sites_of()
     untold = replace(dataset, test=replace(dataset.test, origin=None))
@@ -167,6 +186,9 @@ def test_data_that_do_not_say_where_they_are_tested_are_refused_before_anything_
         lambda s: s["sites"].append(3),
         lambda s: s.pop("examples"),
         lambda s: s.update({part: [] for part in LISTS}),
+        lambda s: s.update(own_accuracy=[0.5]),
+        lambda s: s.update(own_accuracy=[None, "a"]),
+        lambda s: s.update(own_accuracy=0.5),
     ],
 )
 def test_a_record_whose_sites_do_not_fit_is_told(tmp_path, damage):

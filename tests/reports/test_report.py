@@ -485,6 +485,14 @@ def test_sites_are_shown_worst_first_whoever_recorded_them(tmp_path):
     assert page.tables["sites-0"][1] == ["client 1", *["40.0"] * 4, "", "40.0"]  # it was not there in round 5
 
 
+def test_where_clients_have_models_of_their_own_theirs_are_beside_the_global_one(tmp_path):
+    own = {"own_accuracy": [0.9, None]}
+    with_sites(write(tmp_path / "run"), lambda t: of_sites(["north", "south"], [0.25, 0.5]) | own)
+    head, *rows = Page(build(open_runs([tmp_path / "run"]))).tables["sites-table-0"]
+    assert head[-1] == "of its client's own model (%)"
+    assert [(row[0], row[-1]) for row in rows] == [("north", "90.00"), ("south", "")]
+
+
 def test_of_many_sites_the_worst_are_shown(tmp_path):
     names = [f"writer {i}" for i in range(300)]
     run = with_sites(write(tmp_path / "run"), lambda t: of_sites(names, [1 - i / 300 for i in range(300)]))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -69,13 +70,34 @@ class Federation:
     @property
     def origins(self) -> list[list[str]] | None:
         """Where each client's examples are from; None if the data do not tell, or clients share an origin."""
-        origin, names = self.dataset.train.origin, self.dataset.origins
+        held, names = self._origins, self.dataset.origins
+        return None if held is None else [[names[o] for o in own] for own in held]
+
+    @cached_property
+    def at_home(self) -> list[np.ndarray] | None:
+        """Places in the test split of the examples that are from where each client's own are.
+
+        None if that is not known, see `origins`, or if no test example is from where a client is.
+        """
+        held, tested = self._origins, self.dataset.test.origin
+        if held is None or tested is None:
+            return None
+        client = np.full(len(self.dataset.origins), -1)
+        client[np.concatenate(held)] = np.repeat(np.arange(len(held)), [len(own) for own in held])
+        owner = client[tested.numpy()]
+        if not (owner >= 0).any():
+            return None
+        sizes = np.bincount(owner + 1, minlength=len(held) + 1)
+        return np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])[1:]
+
+    @cached_property
+    def _origins(self) -> list[np.ndarray] | None:
+        """`origins` by their places in the data set's."""
+        origin = self.dataset.train.origin
         if origin is None:
             return None
         held = [np.unique(origin.numpy()[part]) for part in self.parts]
-        if len(np.unique(np.concatenate(held))) < sum(map(len, held)):
-            return None
-        return [[names[o] for o in own] for own in held]
+        return None if len(np.unique(np.concatenate(held))) < sum(map(len, held)) else held
 
     def _data(self, part: np.ndarray, augmentation: Augmentation) -> ClientData:
         train, d = self.dataset.train, self.dataset

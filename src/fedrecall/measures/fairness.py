@@ -13,15 +13,18 @@ from fedrecall.measures.moment import Measure, Moment
 
 @dataclass(frozen=True)
 class Fairness(Measure):
-    """Accuracy of every client's model on its own mixture of test examples, and how unlike clients fare.
+    """Accuracy of every client's model on its own test examples, and how unlike clients fare.
 
-    Of all clients, whether they were drawn or not. Their model is the global one, with what each keeps to
-    itself where an algorithm gives clients layers of their own: then it costs a test evaluation a client,
-    else none.
+    Those are the ones from where its training examples are; where the data do not tell, all, weighted by its
+    mixture of classes. Of all clients, whether they were drawn or not. Their model is the global one, with
+    what each keeps to itself where an algorithm gives clients layers of their own: then it costs an
+    evaluation of every client's on these examples, else none.
     """
 
     def __call__(self, moment: Moment) -> dict[str, Any]:
         """Mean and standard deviation over clients, who count alike; the worst, and a tenth of them."""
+        if (home := moment.at_home) is not None:
+            return spread({client: float(right.mean()) for client, right in enumerate(home) if len(right)})
         found: dict[int, float] = {}
         for client, counts in enumerate(moment.federation.counts):
             if not counts.sum():

@@ -86,6 +86,26 @@ class Moment:
             return self.after
         return self._own(self.after, self.remembered(client))
 
+    def right_at_home(self, client: int, weights: Weights) -> np.ndarray:
+        """Which of the test examples from where a client is a model gets right; where that is known."""
+        assert self.federation.at_home is not None
+        places = self.federation.at_home[client]
+        test = self.federation.test
+        known = self.evaluation.predicted
+        if weights is self.after and known is not None:
+            predicted = known[places]
+        else:
+            mine = test.part(torch.from_numpy(places).to(test.y.device))
+            predicted = evaluate(self.model, weights, mine).predicted
+        return np.asarray(predicted == test.y.cpu().numpy()[places])
+
+    @cached_property
+    def at_home(self) -> list[np.ndarray] | None:
+        """`right_at_home` of every client with the model that it has; None if that is not known of any."""
+        if self.federation.at_home is None:
+            return None
+        return [self.right_at_home(client, self.own(client)) for client in range(len(self.federation))]
+
     def trained(self, visit: Visit) -> Weights:
         """The model that a client has after a good visit."""
         return self.algorithm.personal(visit.up.weights, visit.memory)

@@ -9,12 +9,15 @@ from fedrecall.measures.moment import Measure, Moment
 
 @dataclass(frozen=True)
 class Personal(Measure):
-    """Accuracy of each local model on its own training examples and on its own mixture of test examples.
+    """Accuracy of each local model on its client's own training examples and own test examples.
+
+    The latter are those from where its training examples are; where the data do not tell, all, weighted by
+    its mixture of classes.
 
     Where clients have layers of their own, this is what they have, before a visit (``train_before``) and
     after it; a record's ``accuracy`` is of what travels. Of sampled clients only.
 
-    Costs an evaluation on the test set and two on the training examples of every sampled client.
+    Costs an evaluation on those test examples and two on the training examples of every sampled client.
     """
 
     def __call__(self, moment: Moment) -> dict[str, Any]:
@@ -25,13 +28,28 @@ class Personal(Measure):
             "train": [],
             "personalised": [],
         }
-        for v, tested, begun in zip(moment.good, moment.local_evaluations, moment.begun, strict=True):
+        for v, begun in zip(moment.good, moment.begun, strict=True):
             data = moment.federation.client(v.client)
             before = evaluate(moment.model, begun, data)
             own = evaluate(moment.model, moment.trained(v), data)
             found["train_before"].append(accuracy(before.confusion))
             found["train"].append(accuracy(own.confusion))
-            share = moment.distribution(v.client)
-            seen = tested.confusion
-            found["personalised"].append(in_local(share, class_accuracy(seen), seen.sum(1) > 0))
+        found["personalised"] = _at_home(moment) or _on_own_mixture(moment)
         return found
+
+
+def _at_home(moment: Moment) -> list[float | None] | None:
+    """Of the round's clients, how each one's model does where it is; None of one that is not tested."""
+    if moment.federation.at_home is None:
+        return None
+    rights = [moment.right_at_home(v.client, moment.trained(v)) for v in moment.good]
+    return [float(right.mean()) if len(right) else None for right in rights]
+
+
+def _on_own_mixture(moment: Moment) -> list[float | None]:
+    """How they do on the test examples of the classes that each client has, in its proportions."""
+    found = []
+    for v, tested in zip(moment.good, moment.local_evaluations, strict=True):
+        seen = tested.confusion
+        found.append(in_local(moment.distribution(v.client), class_accuracy(seen), seen.sum(1) > 0))
+    return found

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.data.federation import Federation
 from fedrecall.errors import UserError
 from fedrecall.measures.moment import Measure, Moment
@@ -15,7 +16,8 @@ from fedrecall.measures.moment import Measure, Moment
 class Sites(Measure):
     """How the global model does on the test examples of each place, person or site that they are from.
 
-    Costs no evaluation: it looks at what the round's own one predicted.
+    Costs no evaluation: it looks at what the round's own one predicted. Where an algorithm gives clients
+    layers of their own, also how the model of each site's client does there: an evaluation of each.
     """
 
     def check(self, federation: Federation) -> None:
@@ -39,7 +41,21 @@ class Sites(Measure):
         cells = place * dataset.classes + y
         tested = np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
         right = np.bincount(cells[predicted == y], minlength=shape[0] * shape[1]).reshape(shape)
-        return by_site([dataset.origins[o] for o in there], right, tested)
+        found = by_site([dataset.origins[o] for o in there], right, tested)
+        if keeps_own(moment.algorithm) and moment.at_home is not None:
+            found["own_accuracy"] = _of_own_models(moment, place, len(there))
+        return found
+
+
+def _of_own_models(moment: Moment, place: np.ndarray, sites: int) -> list[float | None]:
+    """At each site the accuracy of the model that its client has; None where no client is."""
+    assert moment.at_home is not None
+    assert moment.federation.at_home is not None
+    right = np.full(len(place), np.nan)
+    for places, ours in zip(moment.federation.at_home, moment.at_home, strict=True):
+        right[places] = ours
+    means = [float(right[place == site].mean()) for site in range(sites)]
+    return [None if np.isnan(mean) else mean for mean in means]
 
 
 def by_client(confusions: Mapping[int, np.ndarray]) -> dict[str, Any]:

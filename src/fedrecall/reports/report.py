@@ -21,7 +21,7 @@ from fedrecall.errors import NothingYet, UserError, nearest
 from fedrecall.measures import costs
 from fedrecall.measures.accuracy import credibility
 from fedrecall.provenance import named
-from fedrecall.records import scalars, sites, worst
+from fedrecall.records import OF_OWN, scalars, sites, worst
 from fedrecall.reports import charts
 from fedrecall.reports.charts import Interval, Line, heat, lines, scroller, table
 from fedrecall.reports.markup import Html, tag, text
@@ -497,13 +497,15 @@ def _worst_first(last: Sequence[dict[str, Any]]) -> list[str]:
 
 def _site_table(n: int, group: Group, of_runs: Sequence[dict[int, Any]], names: Sequence[str]) -> Html:
     last = [found[max(found)] for found in of_runs]
+    own = all(OF_OWN in found for found in last)
     body = []
     for name in names[:MOST_SITES]:
         parts = [
             [found[part][found["sites"].index(name)] for found in last if name in found["sites"]]
-            for part in ("examples", "accuracy", "balanced_accuracy")
+            for part in ("examples", "accuracy", "balanced_accuracy", *([OF_OWN] if own else []))
         ]
-        cells = [_summary(parts[0], digits=0), *(_summary(values, 100) for values in parts[1:])]
+        cells = [_summary(parts[0], digits=0)]
+        cells += [_summary(values, 100) if None not in values else "" for values in parts[1:]]
         body.append([tag("th", name, scope="row", class_="name"), *(tag("td", c) for c in cells)])
     rounds = " and ".join(map(str, sorted({max(found) for found in of_runs})))
     some = f"the worst {MOST_SITES} of {len(names)} sites" if len(names) > MOST_SITES else "the worst"
@@ -512,6 +514,7 @@ def _site_table(n: int, group: Group, of_runs: Sequence[dict[int, Any]], names: 
         "Balanced accuracy is the mean of the class accuracies of the classes that a site has."
     )
     columns = ["site", "test examples", "accuracy (%)", "balanced accuracy (%)"]
+    columns += ["of its client's own model (%)"] if own else []
     return _numbers(f"{group.label}: each site", note, f"sites-table-{n}", columns, body, group=n)
 
 
