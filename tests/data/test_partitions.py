@@ -17,7 +17,7 @@ from fedrecall.data.partitions import (
 from fedrecall.errors import UserError
 
 SPECS = ["iid", "shards:2", "shards:3", "lda:0.5,min_size=1", "lda:0.5,balance=false,min_size=1"]
-SPECS += ["dirichlet:0.5,min_size=1", "classes:2", "exdir:2,0.5"]
+SPECS += ["dirichlet:0.5,min_size=1", "classes:2", "exdir:2,0.5", "quantity:1,min_size=1"]
 
 
 def labels_of(sizes, seed=0):
@@ -66,6 +66,22 @@ def test_iid_parts_are_near_equal_and_mixed(clients, extra):
 def test_iid_gives_every_client_every_class_in_proportion():
     counts = counts_of("iid", labels_of([5000] * 10), 10)
     assert (abs(counts - 500) < 5 * 500**0.5).all()
+
+
+def test_quantities_follow_a_dirichlet_draw_and_labels_do_not():
+    labels = labels_of([500] * 4)
+    parts = partitions.Quantity(beta=2.0, min_size=1)
+    draws = [label_counts(labels, parts.split(labels, 5, seed), 4) for seed in range(400)]
+    sizes = np.array([counts.sum(1) for counts in draws]) / 2000
+    # A share of Dir(2, 2, 2, 2, 2) is Beta(2, 8), of mean 1/5 and variance 2 8 / (10^2 11).
+    assert sizes.mean(0) == pytest.approx(np.full(5, 0.2), abs=0.03)
+    assert sizes.var() == pytest.approx(16 / 1100, rel=0.15)
+    # Given its size a client's classes are drawn without replacement: hypergeometric.
+    for counts in draws[:50]:
+        n = counts.sum(1, keepdims=True)
+        deviation = np.sqrt(n * 0.25 * 0.75 * (2000 - n) / 1999)
+        assert (abs(counts - n / 4) <= 5 * deviation + 1e-9).all()
+    assert min(len(p) for p in partitions.Quantity(beta=0.3, min_size=25).split(labels, 10, 0)) >= 25
 
 
 def test_shards_of_one_class_each():
@@ -196,6 +212,12 @@ def test_one_class_per_client(spec):
     [
         ("iid", [5, 5], 11, "cannot be shared by 11 clients"),
         ("iid", [5, 5], 0, "at least one client"),
+        (
+            "quantity",
+            [30, 30],
+            7,
+            "beta=0.5 cannot give each of N=7 clients min_size=10 .* only 60",
+        ),
         ("shards:3", [5, 5], 4, "12 shards"),
         ("shards:2", [20, 1], 4, "smallest class has 1"),
         ("classes:4", [9, 9, 9], 5, "more than the 3 classes"),

@@ -1,4 +1,4 @@
-"""Who holds which example: the label-skewed partitions of the federated learning literature.
+"""Who holds which example: the partitions of the federated learning literature, most of them label-skewed.
 
 A partition says for every example which client owns it, so that what comes out is disjoint and
 complete by construction. It depends on the labels, the number of clients and the seed alone.
@@ -30,6 +30,7 @@ PARTITIONS = Registry(
     "partition",
     {
         "iid": "fedrecall.data.partitions:IID",
+        "quantity": "fedrecall.data.partitions:Quantity",
         "shards": "fedrecall.data.partitions:Shards",
         "lda": "fedrecall.data.partitions:LDA",
         "dirichlet": "fedrecall.data.partitions:Dirichlet",
@@ -116,6 +117,27 @@ class IID(Partition):
         owner = np.empty(len(labels), np.int64)
         owner[rng.permutation(len(labels))] = np.repeat(np.arange(clients), even(len(labels), clients))
         return owner
+
+
+@dataclass(frozen=True)
+class Quantity(Partition):
+    """A random permutation cut by a symmetric Dirichlet draw: clients differ in size alone.
+
+    The quantity skew of NIID-Bench (Li et al., ICDE 2022). Drawn again until every client has ``min_size``
+    examples.
+    """
+
+    beta: Annotated[float, POSITIVE] = 0.5
+    """Concentration: the smaller, the more clients differ in size."""
+    min_size: Annotated[int, AT_LEAST_ONE] = 10
+    """Fewest examples a client may have."""
+
+    def owners(self, labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
+        """The client of every example."""
+        alike = np.zeros_like(labels)  # as if there were one class
+        draw = partial(shared_out, np.bincount(alike), clients, self.beta, False, rng)
+        found = repeat(draw, self.min_size, clients, len(labels), f"partition quantity: beta={self.beta:g}")
+        return assign(alike, found, rng)
 
 
 @dataclass(frozen=True)
