@@ -562,6 +562,67 @@ def test_auxiliary_examples_are_the_servers_alone():
         Experiment(config(auxiliary_per_class=41))
 
 
+def test_validation_holds_the_same_share_of_every_class_out_of_what_anybody_trains_on():
+    federation = Experiment(config(validation=0.2, auxiliary_per_class=5)).federation
+    assert torch.equal(federation.test.counts, torch.full((4,), 8))  # of 40
+    given = [*federation.parts, federation.auxiliary_part]
+    trained = np.concatenate(given)
+    assert len(trained) == len(set(trained.tolist())) == 160 - 4 * 8
+    left = np.setdiff1d(np.arange(160), trained)
+    train = load(SMALL["dataset"]).train
+    assert torch.equal(federation.test.x, train.x[left])
+    assert torch.equal(federation.test.y, train.y[left])
+    # As the partition, it is the dealing seed's: other runs of it are evaluated on the same.
+    again = Experiment(config(validation=0.2, auxiliary_per_class=5, seed=7, partition_seed=3)).federation
+    other = Experiment(config(validation=0.2, auxiliary_per_class=5, seed=7)).federation
+    assert torch.equal(again.test.x, federation.test.x)
+    assert not torch.equal(other.test.x, federation.test.x)
+    assert all(map(np.array_equal, again.parts, federation.parts))
+
+
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+def test_a_run_with_validation_never_looks_at_the_test_split(backend, tmp_path):
+    data = load(SMALL["dataset"])
+    other = replace(data, test=replace(data.test, x=255 - data.test.x, y=data.test.y.flip(0)))
+    how = {"validation": 0.25, "backend": backend, "rounds": 2}
+    straight, without = (Experiment(config(**how), dataset=d).run() for d in (data, other))
+    assert [r["accuracy"] for r in without.history] == [r["accuracy"] for r in straight.history]
+    assert {r["split"] for r in straight.history} == {"validation"}
+    assert "validation accuracy" in repr(straight)
+    again = evaluate(straight.model, straight.weights, straight.federation.test)
+    assert straight.accuracy == np.trace(again.confusion) / 40
+    Experiment(config(**how | {"rounds": 1}), tmp_path / "run", dataset=data).run()
+    resumed = Experiment(config(**how), tmp_path / "run", resume=True, dataset=data).run()
+    assert same(resumed.weights, straight.weights)
+    assert [r["accuracy"] for r in resumed.history] == [r["accuracy"] for r in straight.history]
+    for share in (0.0, 0.5):
+        with pytest.raises(UserError, match=r"begun with validation = 0\.25"):
+            Experiment(config(**how | {"validation": share}), tmp_path / "run", resume=True, dataset=data)
+
+
+def test_what_cannot_be_held_out_is_said():
+    with pytest.raises(UserError, match="validation = 1 must be"):
+        config(validation=1)
+    kept = config(validation=0.2, dataset={"name": "folder", "path": "x", "undivided": "patient"})
+    with pytest.raises(UserError, match="divide what undivided keeps together"):
+        Experiment(kept, dataset=load(SMALL["dataset"]))
+    single = "synthetic:classes=4,train=4,test=4,size=8"
+    with pytest.raises(UserError, match="holds nothing out"):
+        Experiment(config(validation=0.2, dataset=single, clients=2, sample=2))
+
+
+def test_validation_leaves_no_origin_without_examples_and_knows_where_its_own_are_from():
+    data = load(SMALL["dataset"])
+    train = replace(data.train, origin=torch.arange(160) // 2)  # pairs
+    data = replace(data, train=train, origins=tuple(map(str, range(80))))
+    made = config(validation=0.5, partition="natural", clients=80)
+    federation = Experiment(made, dataset=data).federation
+    assert min(map(len, federation.parts)) == 1
+    for client, places in enumerate(federation.at_home):
+        assert len(places) + len(federation.parts[client]) == 2
+        assert (federation.dataset.test.origin[places] == client).all()
+
+
 def test_a_partition_without_a_config_is_of_no_run(tmp_path, straight):
     Experiment(config(rounds=1, clients=7), tmp_path / "run").run()
     for path in ("config.json", "made.json", "metrics.jsonl"):  # as a kill before config.json leaves it
@@ -861,6 +922,24 @@ def test_examples_that_a_file_gives_to_nobody_are_not_trained_on_and_serve_the_s
     whole = deal(tmp_path / "whole.json", QUARTERS)
     with pytest.raises(UserError, match=r"all but 0 examples of class 0.*--auxiliary-per-class 5 --save"):
         Experiment(replace(with_server, partition=whole))
+
+
+def test_validation_is_taken_from_what_a_file_gives_clients(tmp_path):
+    path = tmp_path / "p.json"
+    made = dealt(path, validation=0.25)
+    run = Experiment(made, tmp_path / "run")
+    held = np.setdiff1d(np.concatenate(QUARTERS), np.concatenate(run.federation.parts))
+    assert len(held) == len(run.federation.test) == 40
+    assert all(set(mine) <= set(given) for mine, given in zip(run.federation.parts, QUARTERS, strict=True))
+    run.run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the file has not changed
+        Experiment(replace(made, rounds=5), tmp_path / "run", resume=True).run()
+    few = deal(path, [[int(held[0])], *([k] for k in np.setdiff1d(np.arange(160), held)[:3].tolist())])
+    with pytest.raises(
+        UserError, match=r"validation = 0\.25 takes all that .* gives client 0: hold out less"
+    ):
+        Experiment(replace(made, partition=few))
 
 
 def test_a_partition_file_of_other_data_is_refused(tmp_path):

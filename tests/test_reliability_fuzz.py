@@ -51,7 +51,7 @@ def test_command_lines_have_all_that_the_command_line_takes_and_write_nowhere_el
             drawn.update(line)
             assert all(stays(given) for name, given in pairwise(line) if name in writing)
 
-        attack(Campaign(argument_lists([command]), look, (tmp_path,)), 10 + 12 * len(own), key=7)
+        attack(Campaign(argument_lists([command]), look, (tmp_path,)), 10 + 14 * len(own), key=8)
         assert [p.opts for p in own if p.param_type_name == "option" and drawn.isdisjoint(p.opts)] == []
     assert set(EVERY) >= set(COMMANDS)
 

@@ -66,6 +66,8 @@ class Config:
     """Inputs' mean and deviation: of clients' data, fixed, or none; auto: data, but for `private` fixed."""
     auxiliary_per_class: Annotated[int | None, NON_NEGATIVE] = None
     """Training examples of each class set apart for the server; by default what the algorithm needs."""
+    validation: Annotated[float, Range(0, 1, open_high=True)] = 0.0
+    """Share of every training class that is held out and evaluated on in the place of the test split."""
     seed: Annotated[int, NON_NEGATIVE] = 0
     """Seed of everything random."""
     partition_seed: Annotated[int | None, NON_NEGATIVE] = None
@@ -141,6 +143,11 @@ class Config:
     def sampled(self) -> int:
         """M, how many clients take part in a round."""
         return sampled(self.sample, self.clients)
+
+    @property
+    def split(self) -> str:
+        """What models are evaluated on: the test split, or one for validation."""
+        return "validation" if self.validation else "test"
 
     @property
     def dealing_seed(self) -> int:

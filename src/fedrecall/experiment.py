@@ -28,6 +28,7 @@ from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import Dataset, load
 from fedrecall.data.federation import Federation, set_apart, sound
 from fedrecall.data.partitions import PARTITIONS
+from fedrecall.data.rows import some_of_each
 from fedrecall.errors import Diverged, Interrupted, UserError, sentence
 from fedrecall.measures import MEASURES
 from fedrecall.measures.accuracy import Evaluation, Recall, accuracy, class_accuracy, evaluate
@@ -37,7 +38,7 @@ from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.networks import build, real
 from fedrecall.models.trained import Inputs, Trained
-from fedrecall.records import INPUTS, Checkpoint, History, RunFolder, whole
+from fedrecall.records import INPUTS, Checkpoint, History, RunFolder, accuracy_word, whole
 from fedrecall.sinks import following
 from fedrecall.training import Failure
 
@@ -74,7 +75,7 @@ class Result:
 
     def __repr__(self) -> str:
         of = f"{self.config.algorithm['name']} on {self.federation.dataset.name}"
-        found = f"accuracy {self.accuracy:.2%}, forgetting {self.forgetting:.3f}"
+        found = f"{accuracy_word(self.history[-1])} {self.accuracy:.2%}, forgetting {self.forgetting:.3f}"
         return f"<Result of {of}: {found} after {len(self.history)} rounds>"
 
     @property
@@ -84,7 +85,7 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy of the last round on the test split."""
+        """Accuracy of the last round on the test split, or on what `validation` held out."""
         return float(self.history[-1]["accuracy"])
 
     @property
@@ -391,7 +392,8 @@ class Experiment:
             evaluation = self.evaluation(self.server.weights, number)
             if not (shown or math.isfinite(evaluation.loss)):
                 raise Diverged(
-                    f"the loss of round {number}'s model is {evaluation.loss} on the test split. {self.kept}"
+                    f"the loss of round {number}'s model is {evaluation.loss} on the {config.split} split. "
+                    f"{self.kept}"
                 )
             record |= self._evaluated(evaluation, record)
             record["seconds"]["evaluate"] = clock.lap()
@@ -535,7 +537,7 @@ class Experiment:
             found |= dict(zip(("bytes_evaluation_down", "bytes_evaluation_up"), evaluation.sent, strict=True))
         if tested and record["round"] % self.config.evaluate_every:
             missing["off_grid"] = True  # evaluated because the run was to end there: not looked back on
-        taken = {*record, *found, "accuracy", "sites", "untested", "off_grid", "measures"}
+        taken = {*record, *found, "accuracy", "split", "sites", "untested", "off_grid", "measures"}
         with contracts.untouched(self.server, "report", "the server's state"):
             told = self.algorithm.report(self.server)
         return found | missing | contracts.numbers(told, taken)
@@ -552,6 +554,8 @@ class Experiment:
             "forgetting": forgotten,
             "consistency": consistent,
         }
+        if self.config.validation:
+            found["split"] = self.config.split
         if evaluation.own is not None:
             found["own_accuracy"] = accuracy(evaluation.own)
         if evaluation.by_client:
@@ -812,15 +816,18 @@ def federate(
     dataset = sound(dataset)
     labels = dataset.train.y.cpu().numpy()
     partition, begun = PARTITIONS.make(config.partition), _begun(config, len(labels), folder)
-    per_class = auxiliary_per_class(config, algorithm)
+    per_class, held = auxiliary_per_class(config, algorithm), held_out(config, dataset)
+    rest, auxiliary = np.setdiff1d(np.arange(len(labels), dtype=np.int64), held), None
     if isinstance(partition, partitions.File):
-        parts = _dealt(partition, config, dataset) if begun is None else begun
-        auxiliary = _of_nobody(labels, dataset.classes, parts, per_class, config.dealing_seed)
+        parts = _dealt(partition, config, dataset, held) if begun is None else begun
+        auxiliary = _of_nobody(labels, dataset.classes, [*parts, held], per_class, config.dealing_seed)
     else:
-        rest, auxiliary = np.arange(len(labels), dtype=np.int64), None
         if per_class:
-            rest, auxiliary = set_apart(labels, dataset.classes, per_class, config.dealing_seed)
+            left, chosen = set_apart(labels[rest], dataset.classes, per_class, config.dealing_seed)
+            rest, auxiliary = rest[left], rest[chosen]
         parts = _shared_out(partition, config, dataset, rest) if begun is None else begun
+    if len(held):
+        dataset = replace(dataset, test=dataset.train.part(torch.from_numpy(held)))
     augmentation = Augmentation.parse(config.augmentation or "none")
     tested = Augmentation.parse(config.test_augmentation)
     if config.normalisation != "data" and dataset.standardised:
@@ -832,10 +839,29 @@ def federate(
     return Federation(dataset, parts, augmentation, DTYPES[config.precision], auxiliary, tested)
 
 
+def held_out(config: Config, dataset: Dataset) -> np.ndarray:
+    """Places in the training split of what is evaluated on in place of the test split; nobody has those."""
+    if not config.validation:
+        return np.empty(0, np.int64)
+    if config.dataset.get("undivided"):
+        raise UserError(
+            f"validation = {config.validation:g} would divide what undivided keeps together: name files of "
+            "other units validation, and none test."
+        )
+    split, stream = dataset.train, streams.numpy_stream(config.dealing_seed, "validation")
+    origins = () if split.origin is None else split.origin.tolist()
+    chosen = some_of_each(split.y.tolist(), origins, config.validation, stream)
+    if not chosen:
+        raise UserError(
+            f"validation = {config.validation:g} holds nothing out: every class has one training example."
+        )
+    return np.array(sorted(chosen), np.int64)
+
+
 def _file_changed(config: Config, federation: Federation) -> bool:
     """Whether clients' examples are dealt by a file, which deals others by now."""
-    partition = PARTITIONS.make(config.partition)
-    return isinstance(partition, partitions.File) and partition.has_changed(federation.parts)
+    partition, held = PARTITIONS.make(config.partition), held_out(config, federation.dataset)
+    return isinstance(partition, partitions.File) and partition.has_changed(federation.parts, held)
 
 
 def _begun(config: Config, examples: int, folder: RunFolder | None) -> list[np.ndarray] | None:
@@ -863,14 +889,22 @@ def _shared_out(
     return [rest[part] for part in split]
 
 
-def _dealt(partition: partitions.File, config: Config, dataset: Dataset) -> list[np.ndarray]:
-    """The clients' examples as a file has them, or UserError if it was written for other data."""
+def _dealt(
+    partition: partitions.File, config: Config, dataset: Dataset, held: np.ndarray
+) -> list[np.ndarray]:
+    """The clients' examples as a file has them, but for those held out; UserError if it is of other data."""
     parts, meta = partition.dealt(len(dataset.train), config.clients)
     now, then = provenance.facts(dataset), meta.get("data")
     if isinstance(then, Mapping) and not provenance.same({**then, "name": ""}, {**now, "name": ""}):
         raise UserError(
             f"partition file: {partition.path} is of other data, {provenance.said(then)}, not "
             f"{provenance.said(now)}: save one of these, with fedrecall partition --save."
+        )
+    parts = [np.setdiff1d(part, held) for part in parts]
+    if empty := [k for k, part in enumerate(parts) if not len(part)]:
+        raise UserError(
+            f"validation = {config.validation:g} takes all that {partition.path} gives client {empty[0]}: "
+            "hold out less."
         )
     return parts
 

@@ -314,6 +314,7 @@ _OTHERS: dict[str, tuple[type, ...]] = {
     "bytes_evaluation_up": _NUMBER,
     "measures": (dict,),
     "untested": (list,),
+    "split": (str,),
     "sites": (dict,),
 }
 _OF_SITES = ("examples", "accuracy", "balanced_accuracy")
@@ -351,6 +352,11 @@ def _numbers(values: Any) -> bool:
     return isinstance(values, list) and all(
         isinstance(v, _NUMBER) and not isinstance(v, bool) for v in values
     )
+
+
+def accuracy_word(record: Mapping[str, Any]) -> str:
+    """What a record's accuracy is called: that of a run with ``validation`` is no test result."""
+    return "validation accuracy" if record.get("split") == "validation" else "accuracy"
 
 
 def sites(record: Mapping[str, Any]) -> dict[str, Any] | None:

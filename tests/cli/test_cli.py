@@ -194,6 +194,28 @@ def test_compare_prints_every_algorithm_and_pairs_seeds(call, tmp_path):
     assert all(len(p) == 1 for p in parts.values())  # one federation for all algorithms of a seed
 
 
+def test_numbers_of_held_out_training_examples_are_told_from_test_results(call, tmp_path):
+    words = [*SMALL, "--validation", "0.2"]
+    code, said, _ = call("run", "--algorithm", "fedavg", *words, "--out", "runs/mine")
+    assert code == 0
+    assert "validation accuracy, last round" in said
+    assert not re.search(r"(?<!validation )accuracy", said)
+    _, said, _ = call("compare", "fedavg", "fedntd", *words)
+    assert re.search(r"validation\s", said)
+    _, plain, _ = call("compare", "fedavg", "fedntd", *SMALL)
+    assert "validation" not in plain
+    _, said, _ = call("watch", "runs/mine", "--once")
+    assert "validation accuracy" in said
+    assert call("report", "runs/mine", "--out", "report.html")[0] == 0
+    page = Path("report.html").read_text()
+    assert "mine was evaluated on held-out training examples (validation = 0.2), not the test split." in page
+    assert "On the whole test split" not in page
+    _, said, _ = call("figure", "fedntd/fig2", "runs/mine")
+    assert "mine was evaluated on held-out training examples" in " ".join(said.split())
+    call("partition", *SMALL[:2], "--clients", "8", "--validation", "0.2", "--save", "p.json")
+    assert sum(map(len, partitions.load(Path("p.json"))[0])) == 128  # of 160
+
+
 def test_compare_over_settings_is_a_comparison_with_each(call, tmp_path):
     over = ["--over", "partition=iid,lda:0.5,min_size=1", "--over", "lr=0.1,0.01"]
     code, out, _ = call("compare", "fedavg", "fedntd", *SMALL, *over, "--json", "t.json", "--out", "all")

@@ -62,6 +62,7 @@ def test_dashes_and_dots_are_understood():
         ({"clients": 4, "timeout": 0}, "timeout = 0 must be > 0"),
         ({"clients": 4, "sampel": 2}, "did you mean 'sample'"),
         ({"clients": 4, "measures": "locals"}, "measures cannot be set in a federation: they look at"),
+        ({"clients": 4, "validation": 0.1}, "validation cannot be set in a federation: nodes evaluate on"),
         ({"clients": 4, "backend": "ray"}, "backend cannot be set in a federation"),
         ({"clients": 4, "algorithm": "private:fedavg"}, "which every node is told .* say secret=true"),
         ({"clients": 4, "algorithm": "sfedkd:share=laplace"}, "every node is told .* say secret_noise=true"),

@@ -330,6 +330,7 @@ GIVEN = {
     "--precision": ["float64", "float16", "bfloat16"],
     "--normalisation": ["none", "dataset", "x"],
     "--auxiliary-per-class": ["0", "2", "9999", "-1"],
+    "--validation": ["0", "0.1", "0.999", "1", "-1"],
     "--measure": ["locals", "confusion:locals=true", "fairness", "nobody"],
     "--sink": ["nobody", "tensorboard"],
     "--backend": ["serial", "nobody", "vectorised:chunk=0"],

@@ -28,6 +28,7 @@ _PANELS = {
         "augmentation",
         "normalisation",
         "auxiliary_per_class",
+        "validation",
     ),
     "Training": (
         "algorithm",

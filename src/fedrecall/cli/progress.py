@@ -17,6 +17,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.contracts import promise
 from fedrecall.experiment import Sink
 from fedrecall.provenance import named
+from fedrecall.records import accuracy_word
 from fedrecall.specs import short_text
 
 A_DAY = 86_400.0
@@ -30,7 +31,8 @@ def line(record: Mapping[str, Any]) -> str:
     """A round in a few words."""
     parts = []
     if "accuracy" in record:
-        parts += [f"accuracy {record['accuracy']:.2%}", f"forgetting {record['forgetting']:.3f}"]
+        parts.append(f"{accuracy_word(record)} {record['accuracy']:.2%}")
+        parts.append(f"forgetting {record['forgetting']:.3f}")
     if (promised := promise(record)) is not None:
         parts.append(f"epsilon {promised[0]:.2f}")
     parts.append(f"{seconds(record):.2f} s/round")

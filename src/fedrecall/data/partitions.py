@@ -378,15 +378,16 @@ class File(Partition):
             raise UserError(f"partition file: {self.path} gives client {empty[0]} no example: take it out.")
         return [np.sort(part) for part in parts], meta
 
-    def has_changed(self, parts: Sequence[Ints]) -> bool:
-        """Whether the file, if it is still there, deals otherwise than this."""
+    def has_changed(self, parts: Sequence[Ints], without: Ints) -> bool:
+        """Whether the file, if it is still there, deals otherwise than this, leaving out some examples."""
         if not files.found(Path(self.path)):
             return False
         try:
             now, _ = load(Path(self.path))
         except UserError:
             return True
-        return len(now) != len(parts) or not all(map(np.array_equal, map(np.sort, now), map(np.sort, parts)))
+        now = [np.setdiff1d(part, without) for part in now]
+        return len(now) != len(parts) or not all(map(np.array_equal, now, map(np.sort, parts)))
 
 
 # Pieces that partitions are made of.

@@ -245,21 +245,29 @@ def hold_out(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
     if rows.unit:
         out = _whole_units(rows, share, stream)
         return rows.keep(np.flatnonzero(~out).tolist()), rows.keep(np.flatnonzero(out).tolist())
+    chosen = some_of_each(rows.y, rows.origin, share, stream)
+    return rows.keep(i for i in range(len(rows.y)) if i not in chosen), rows.keep(sorted(chosen))
+
+
+def some_of_each(
+    labels: Sequence[Label], origins: Sequence[Any], share: float, stream: np.random.Generator
+) -> set[int]:
+    """Places of the same share of every class, but never of its only example, or of all of an origin's."""
     places: dict[Label, list[int]] = {}
-    for i, label in enumerate(rows.y):
+    for i, label in enumerate(labels):
         places.setdefault(label, []).append(i)
     chosen: set[int] = set()
     for label in sorted(places, key=str):
         mine = places[label]
         count = min(max(round(share * len(mine)), 1), len(mine) - 1)
         chosen.update(stream.permutation(mine)[:count].tolist())
-    by_origin: dict[str, list[int]] = {}
-    for i, origin in enumerate(rows.origin):
+    by_origin: dict[Any, list[int]] = {}
+    for i, origin in enumerate(origins):
         by_origin.setdefault(origin, []).append(i)
-    for mine in by_origin.values():  # nor an origin's
+    for mine in by_origin.values():
         if chosen.issuperset(mine):
             chosen.remove(mine[0])
-    return rows.keep(i for i in range(len(rows.y)) if i not in chosen), rows.keep(sorted(chosen))
+    return chosen
 
 
 def _whole_units(rows: Rows, share: float, stream: np.random.Generator) -> NDArray[np.bool_]:

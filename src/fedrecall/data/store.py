@@ -36,7 +36,7 @@ class Split:
     def __len__(self) -> int:
         return len(self.y)
 
-    def part(self, places: slice) -> Split:
+    def part(self, places: slice | Tensor) -> Split:
         """Some of the examples, in their order."""
         return Split(self.x[places], self.y[places], None if self.origin is None else self.origin[places])
 

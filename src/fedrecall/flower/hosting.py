@@ -20,6 +20,7 @@ NOT_HERE = {
     "backend": "nodes train their visits themselves",
     "workers": "nodes train their visits themselves",
     "measures": "they look at the clients' data, which stay at the nodes",
+    "validation": "nodes evaluate on test examples of their own, which may be some that they held out",
 }
 """Fields of the config that have no meaning in a federation, and why."""
 DEFAULTS = {"dataset": ELSEWHERE, "sample": 1.0}

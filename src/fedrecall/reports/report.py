@@ -36,6 +36,7 @@ from fedrecall.reports.runs import (
     left_out,
     partly_tested,
     unfinished,
+    validated,
 )
 from fedrecall.reports.statistics import ENOUGH, WILCOXON, Difference, paired_difference, summary
 
@@ -148,7 +149,7 @@ def _has_rounds(run: Run) -> bool:
 def _sections(page: Page) -> Iterator[tuple[str, Html]]:
     yield "Results", _section("Results", "", _results(page))
     yield "Federation", _section("Federation", "Who holds what.", _federations(page))
-    whole = "" if partly_tested(page.runs) else "On the whole test split."
+    whole = "" if partly_tested(page.runs) or validated(page.runs) else "On the whole test split."
     yield "Accuracy", _section("Accuracy", whole, *_accuracy(page))
     yield (
         "Forgetting",
@@ -239,6 +240,7 @@ def _header(page: Page, title: str) -> Html:
         rounds = f"runs were evaluated every {' or '.join(map(str, steps))} rounds"
         looks = "forgetting, consistency and the best round look back on other rounds, and do not compare"
         warnings.append(("Not alike: ", f"{rounds}: {looks}."))
+    warnings += [("Validation: ", f"{w}.") for w in validated(page.runs)]
     warnings += [("Tested in part: ", f"{w}.") for w in partly_tested(page.runs)]
     warnings += [("Twice: ", f"{w}.") for w in left_out(page.groups)]
     warnings += [("Not compared: ", f"{w}.") for w in not_paired(page.groups, page.baseline)]
@@ -303,7 +305,8 @@ def _results(page: Page) -> Html:
     note = "One seed each: no spread."
     if seeds > 1:
         note = f"Mean ± standard deviation (n - 1) over up to {seeds} seeds."
-    note += " The last round is the headline; the best one is chosen with the test split in hand."
+    in_hand = "held-out examples" if validated(page.runs) else "test split"
+    note += f" The last round is the headline; the best one is chosen with the {in_hand} in hand."
     if private:
         note += " Epsilon is what each client was promised, at the delta beside it; none: nothing."
     note += _of_what_travels(page.runs)

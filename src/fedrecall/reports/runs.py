@@ -660,6 +660,15 @@ def left_out(groups: Iterable[Group]) -> list[str]:
     ]
 
 
+def validated(runs: Iterable[Run]) -> list[str]:
+    """A sentence for every run that was evaluated on held-out training examples."""
+    return [
+        f"{run.name} was evaluated on held-out training examples (validation = {share:g}), not the test split"
+        for run in runs
+        if (share := run.config.get("validation"))
+    ]
+
+
 def partly_tested(runs: Iterable[Run]) -> list[str]:
     """A sentence for every run some of whose rounds were tested without a node of its federation."""
     said = []

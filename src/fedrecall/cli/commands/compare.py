@@ -142,7 +142,8 @@ def compare_command(
                 files.write_json(json, _numbers(plans[0].made, found, settings_))
         for setting, rows in found.items():
             if _played(rows[0]):
-                for shown in tables(rows, seeds, setting, out.width):
+                split = next(p.made.split for p in plans if p.setting == setting)
+                for shown in tables(rows, seeds, setting, out.width, split):
                     out.print(shown)
             for r in rows:
                 for seed, why in enumerate(r.failed, start=plans[0].made.seed):
@@ -344,10 +345,10 @@ Column = tuple[str, list[str | Text]]
 """A heading, and a cell for each row."""
 
 
-def tables(rows: Sequence[Row], seeds: int, setting: str, width: int) -> list[Table]:
+def tables(rows: Sequence[Row], seeds: int, setting: str, width: int, split: str = "test") -> list[Table]:
     """What came of the comparison: one table, or as many as it takes where letters a line are few."""
     made: list[list[Column]] = [[]]
-    for group in _columns(rows, seeds):
+    for group in _columns(rows, seeds, split):
         if made[-1] and _least_width(rows, made[-1] + group) > width:
             made.append([])
         made[-1] += group
@@ -356,13 +357,14 @@ def tables(rows: Sequence[Row], seeds: int, setting: str, width: int) -> list[Ta
     return [_table(rows, columns, title, width) for columns, title in zip(made, titles, strict=True)]
 
 
-def _columns(rows: Sequence[Row], seeds: int) -> list[list[Column]]:
+def _columns(rows: Sequence[Row], seeds: int, split: str) -> list[list[Column]]:
     """Accuracy and forgetting and the paired difference to the first algorithm; clients; cost."""
     first = rows[0]
     ends = {1: "", 2: "\n[both seeds]"}.get(seeds, "\n[95 % interval]")  # of two pairs it is the two values
+    of = "" if split == "test" else f"{split}\n"
     found: list[list[Column]] = [
         [
-            ("accuracy %", [_accuracies(r, seeds) for r in rows]),
+            (f"{of}accuracy %", [_accuracies(r, seeds) for r in rows]),
             ("forgetting", [_mean(r, seeds, r.forgetting, digits=3) for r in rows]),
             (
                 f"accuracy - {first.name}{ends}",

@@ -246,7 +246,7 @@ def partition_command(
         out.print(f"picture: {drawn}", markup=False)
 
 
-_DEALT_BY = ("dataset", "partition", "clients", "seed", "partition_seed", "global_seed")
+_DEALT_BY = ("dataset", "partition", "clients", "validation", "seed", "partition_seed", "global_seed")
 SHADES = " ░▒▓█"
 
 

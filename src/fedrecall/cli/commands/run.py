@@ -19,7 +19,7 @@ from fedrecall.config import Config
 from fedrecall.contracts import promise
 from fedrecall.errors import Busy, Interrupted, Missing, UserError, printable
 from fedrecall.experiment import Experiment, Result
-from fedrecall.records import RunFolder, sites, worst
+from fedrecall.records import RunFolder, accuracy_word, sites, worst
 
 
 @app.command("run")
@@ -120,13 +120,14 @@ def summarise(result: Result) -> None:
     best = max(evaluated, key=lambda r: r["accuracy"])
     seconds = sum(r["seconds"]["train"] for r in result.history)
     table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("accuracy, last round", f"{last['accuracy']:.2%}")
-    table.add_row("accuracy, best round", f"{best['accuracy']:.2%} (round {best['round']})")
+    called = accuracy_word(last)
+    table.add_row(f"{called}, last round", f"{last['accuracy']:.2%}")
+    table.add_row(f"{called}, best round", f"{best['accuracy']:.2%} (round {best['round']})")
     if keeps_own(ALGORITHMS.make(result.config.algorithm)):
         table.add_row("", progress.OF_WHAT_TRAVELS)
     if (found := sites(last)) is not None:
         where, least = worst(found)
-        table.add_row("accuracy, worst site", Text(f"{least:.2%} ({printable(where)})"))
+        table.add_row(f"{called}, worst site", Text(f"{least:.2%} ({printable(where)})"))
     table.add_row("forgetting", f"{last['forgetting']:.3f}")
     table.add_row("training", f"{seconds:.1f} s, {seconds / len(result.history):.2f} s a round")
     costs: dict[str, float] = {}

@@ -17,7 +17,7 @@ from fedrecall.cli.commands.reports import Runs
 from fedrecall.cli.progress import line, megabytes, seconds
 from fedrecall.errors import UserError, printable
 from fedrecall.papers.reproduction import duration
-from fedrecall.records import read_metrics, sites, whole, worst
+from fedrecall.records import accuracy_word, read_metrics, sites, whole, worst
 from fedrecall.reports.runs import Run, open_runs
 
 TICKS = "▁▂▃▄▅▆▇█"
@@ -124,7 +124,10 @@ def view(run: Follower, width: int) -> Panel:
             ("consistency", "" if last["consistency"] is None else f"{last['consistency']:.3f}", ""),
         ):
             values = [r[key] for r in evaluated if r[key] is not None]
-            shown.add_row(key, Text(value, "bold"), Text(sparkline(values, wide), "cyan"), Text(note, "dim"))
+            called = accuracy_word(last) if key == "accuracy" else key
+            shown.add_row(
+                called, Text(value, "bold"), Text(sparkline(values, wide), "cyan"), Text(note, "dim")
+            )
         losses = [r["loss"] for r in evaluated]
         shown.add_row(
             "loss", f"{last['loss']:.3f}", Text(sparkline(losses, wide, 0, max(losses)), "cyan"), ""

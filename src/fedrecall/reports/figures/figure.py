@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from fedrecall import files
 from fedrecall.data.datasets import DATASETS
-from fedrecall.reports.runs import Group, Run, arrange, left_out, unfinished
+from fedrecall.reports.runs import Group, Run, arrange, left_out, unfinished, validated
 from fedrecall.specs import spec_text
 
 Data = dict[str, Any]
@@ -101,7 +101,7 @@ def save(name: str, figure: Figure, runs: Sequence[Run], out: Path, dpi: int = 1
         for axes in page.axes:
             if axes.get_xlabel() in COUNTED and not isinstance(axes.xaxis.get_major_locator(), FixedLocator):
                 axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        notes = [f"{said}." for said in (*unfinished(runs), *left_out(groups))]
+        notes = [f"{said}." for said in (*unfinished(runs), *validated(runs), *left_out(groups))]
         data = plain(data | {"notes": notes} if notes else data)
         stem = out / name.replace("/", "-").replace(":", "-")
         paths = []
