@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import fedrecall
 from fedrecall import config as configs
+from fedrecall import experiment as experiments
 from fedrecall import trees
 from fedrecall.algorithms import FedAvg
 from fedrecall.data import partitions
@@ -822,6 +823,37 @@ def test_a_run_that_failed_before_its_first_round_may_be_begun_anew(tmp_path):
     (tmp_path / "run" / "metrics.jsonl").write_text("damaged")
     with pytest.raises(UserError, match="already holds a run"):
         Experiment(config(), tmp_path / "run")
+
+
+def test_a_backend_that_could_not_be_opened_is_not_that_of_the_run(tmp_path, straight, monkeypatch):
+    folder = tmp_path / "run"
+    monkeypatch.setattr(experiments, "open_backend", unopened)
+    with pytest.raises(UserError, match="no room"):
+        Experiment(config(), folder).run()
+    assert not RunFolder(folder).started
+    monkeypatch.undo()
+    Experiment(config(rounds=2), folder).run()
+    before = (folder / "config.json").read_bytes(), (folder / "made.json").read_bytes()
+    monkeypatch.setattr(experiments, "open_backend", unopened)
+    with pytest.raises(UserError, match="no room"):
+        Experiment(config(backend="ray:memory=1e6", workers=100), folder, resume=True).run()
+    monkeypatch.undo()
+    assert before == ((folder / "config.json").read_bytes(), (folder / "made.json").read_bytes())
+    result = Experiment(config(), folder, resume=True).run()
+    assert same(result.weights, straight.weights)
+
+
+def unopened(*_):
+    raise UserError("no room")
+
+
+def test_a_run_with_a_backend_that_cannot_be_had_any_more_goes_on_with_another(tmp_path, straight):
+    Experiment(config(rounds=2), tmp_path).run()
+    saved = tmp_path / "config.json"
+    saved.write_text(saved.read_text().replace('"serial"', '"proceses"'))
+    with pytest.raises(UserError, match="did you mean 'processes'"):
+        configs.begun(RunFolder(tmp_path).config())
+    assert same(Experiment(config(), tmp_path, resume=True).run().weights, straight.weights)
 
 
 def test_sinks_and_measures_that_cannot_be_had_any_more_do_not_hold_up_a_run(tmp_path):

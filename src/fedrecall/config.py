@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
-from fedrecall import specs
+from fedrecall import backends, specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.augmentation import Augmentation, default_for
 from fedrecall.data.datasets import DATASETS, original
@@ -106,6 +106,7 @@ class Config:
             object.__setattr__(self, name, _several_or_none(name, getattr(self, name)))
             for spec in getattr(self, name):
                 registry.make(spec)
+        backends.parse(self.backend)
         augmentation = self.augmentation
         if augmentation is None:
             augmentation = str(default_for(original(self.dataset)))

@@ -203,7 +203,7 @@ class Experiment:
         return weights
 
     def _open(self, folder: RunFolder, starts: list[dict[str, Any]], data: dict[str, Any]) -> None:
-        """Begin the run folder, or go on from what is there; only a folder with a config has begun.
+        """Begin the run folder, or go on from what is there, but for what `begin` writes.
 
         ``data`` tells what this process divided among clients, if it did.
         """
@@ -218,7 +218,6 @@ class Experiment:
                 parts, told = describe(self.federation)
                 partitions.save(folder.path / "partition.json", parts, {**told, "data": data})
         Inputs.of(self.federation.dataset).save(folder.path / INPUTS)
-        files.write_json(folder.path / "config.json", configs.as_dict(self.config))
         start = provenance.environment(self.model.device)
         start |= ({"data": data} if data else {}) | ({"code": code} if code else {})
         start["own models"] = keeps_own(self.algorithm)
@@ -226,7 +225,7 @@ class Experiment:
             start["initial"] = self._begun_with
         if not starts:
             start["run"] = secrets.token_hex(8)  # what others may know this run by, wherever it is moved
-        files.write_json(folder.path / "made.json", [*starts, start])
+        self._starts = [*starts, start]
 
     def _restore(self, folder: RunFolder, again: int) -> None:
         """Go on from the newest sound checkpoint; ``again``: rounds that were played again before."""
@@ -281,10 +280,11 @@ class Experiment:
         """Play the rounds that are left."""
         backend = None
         try:
-            self.begin()
             with signals([self]):
                 if not self.finished:
                     backend = open_backend(self.config.backend, self.work)
+            self.begin()
+            with signals([self]):
                 return rounds.drive(self.loop(), backend.map if backend is not None else lambda _: ())
         finally:
             if backend is not None:
@@ -310,7 +310,14 @@ class Experiment:
         )
 
     def begin(self) -> None:
-        """Tell the sinks that rounds will follow."""
+        """Note in the folder, and tell the sinks, that rounds will follow, as the backend is open.
+
+        Only a folder with a config has begun.
+        """
+        if self.folder is not None:
+            with files.writing(self.folder.path):
+                files.write_json(self.folder.path / "config.json", configs.as_dict(self.config))
+                files.write_json(self.folder.path / "made.json", self._starts)
         last = self.history[-1] if self.history else {}
         awaited = self.finished or (self.evaluated_elsewhere and self._due(len(self.history)))
         if self.folder is not None and last and "accuracy" not in last and awaited:
@@ -642,8 +649,9 @@ def _check_same(folder: RunFolder, config: Config) -> None:
     """Raise UserError unless the run in the folder is the config's."""
     starts = provenance.starts(folder.path / "made.json")
     now = configs.as_dict(config)
-    watched = ("sinks", "measures")  # which may be other ones now, and the old ones not to be had any more
-    saved = {key: value for key, value in folder.config().items() if key not in watched}
+    # These may be other ones now, and the old ones not to be had any more.
+    free = ("sinks", "measures", "backend")
+    saved = {key: value for key, value in folder.config().items() if key not in free}
     begun = _relocated(saved, now, starts[-1] if starts else {})
     try:
         before = configs.as_dict(configs.begun(begun))

@@ -3,6 +3,7 @@
 import importlib
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 from fedrecall.backends.backend import Backend, Work
 from fedrecall.errors import UserError, nearest
@@ -41,12 +42,18 @@ def open_backend(name: str, work: Work) -> Backend:
             except UserError as error:  # what a script or a prompt defines cannot be sent to other processes
                 warnings.warn(f"trained in this process alone: {error}", RuntimeWarning, stacklevel=2)
                 name = "serial"
-    name, _, options = name.partition(":")
-    if name not in BACKENDS:
+    name, options = parse(name)
+    return _load(name)(work) if options is None else _load(name)(work, options)
+
+
+def parse(spec: str) -> tuple[str, Any]:
+    """A backend's name and its options, None where none are given; UserError where there are no such."""
+    name, _, options = spec.partition(":")
+    if name not in ("auto", *BACKENDS):
         raise UserError(f"unknown backend {name!r}; {nearest(name, ('auto', *BACKENDS))}")
     if options and name not in OPTIONS.entries:
         raise UserError(f"the {name} backend has no options, such as {options!r}.")
-    return _load(name)(work, OPTIONS.make(f"{name}:{options}")) if options else _load(name)(work)
+    return name, OPTIONS.make(spec) if options else None
 
 
 def choose(work: Work) -> str:
