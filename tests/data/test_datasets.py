@@ -7,11 +7,13 @@ import io
 import json
 import os
 import pwd
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
@@ -158,13 +160,51 @@ def test_decoded_once_and_again_when_a_file_changes(tmp_path, monkeypatch):
         assert torch.equal(first.train.x, second.train.x)
         assert second.class_names == first.class_names
     file = next((root / "ylecun/mnist").rglob("train*.parquet"))
-    os.utime(file, (1, 1))
+    labels = pyarrow.parquet.read_table(file)
+    pyarrow.parquet.write_table(labels.slice(1), file)
     with monkeypatch.context() as patch:
         patch.setattr(hub, "hugging_face", refuse)
         with pytest.raises(AssertionError, match="again"):
             load("mnist", root, cache)
-    load("mnist", root, cache)
-    assert len(cached(cache)) == 1  # the stale one is gone
+    (stale,) = cached(cache)
+    os.utime(stale, (1, 1))  # nobody has used it for long
+    assert len(load("mnist", root, cache).train) == 7
+    assert len(cached(cache)) == 1
+    assert not stale.exists()
+
+
+def test_copies_of_the_same_files_share_what_was_decoded(tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    mirror(tmp_path / "data", "mnist")
+    first = load("mnist", tmp_path / "data", cache)
+    (file,) = cached(cache)
+    inode = file.stat().st_ino
+    for job in ("a", "b", "a"):
+        shutil.copytree(tmp_path / "data", tmp_path / job, copy_function=shutil.copyfile, dirs_exist_ok=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(hub, "hugging_face", refuse)
+            found = load("mnist", tmp_path / job, cache)
+        assert torch.equal(found.train.x, first.train.x)
+        assert [path.stat().st_ino for path in cached(cache)] == [inode]  # no run loses what it has mapped
+
+
+def test_one_folder_with_two_settings_is_decoded_once_for_each(tmp_path, monkeypatch):
+    folder, cache = image_folder(tmp_path / "mine"), tmp_path / "cache"
+    specs = [f"folder:{folder},size={size}" for size in (4, 8)]
+    for spec in specs:
+        load(spec, cache=cache)
+    monkeypatch.setattr(datasets, "_read", refuse)
+    assert [load(spec, cache=cache).shape for spec in specs * 2] == [(3, 4, 4), (3, 8, 8)] * 2
+
+
+def test_a_cache_that_is_in_use_stays(tmp_path):
+    folder, cache = image_folder(tmp_path / "mine"), tmp_path / "cache"
+    load(f"folder:{folder},size=4", cache=cache)
+    (file,) = cached(cache)
+    os.utime(file, (1, 1))
+    load(f"folder:{folder},size=4", cache=cache)  # opened again, it is in use again
+    load(f"folder:{folder},size=8", cache=cache)
+    assert file.exists()
 
 
 def test_what_killed_processes_left_among_the_caches_goes_in_time(tmp_path):

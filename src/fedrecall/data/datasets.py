@@ -69,6 +69,10 @@ class Recipe(ABC):
         """What the cache file is called: (whose it is, which version); None: made anew each time."""
         return None
 
+    def content(self, name: str, root: Path | None) -> str | None:
+        """What copies of the same files have in common, which then share a cache file; None: nothing."""
+        return None
+
     @abstractmethod
     def read(self, name: str, root: Path | None) -> Dataset:
         """Decode or compute it."""
@@ -115,16 +119,20 @@ def _load(
     path = cache / f"{whose}-{version}.safetensors"
     kept = store.load(path)
     if kept is None:
+        content = recipe.content(name, root)
+        if content is not None and store.take_over(cache.glob(f"{whose}-*.safetensors"), path, content):
+            kept = store.load(path)
+    if kept is None:
         made = _read(recipe, name, root)
         try:
-            store.save(path, made)
+            store.save(path, made, content)
         except (OSError, SafetensorError) as error:
             raise UserError(
                 f"the cache {path} cannot be written: {error}; name another with FEDRECALL_CACHE."
             ) from error
         for stale in cache.glob(f"{whose}-*.safetensors"):
-            if stale != path and not stale.name.startswith(f"{whose}-{_HUB}"):  # that may not be had again
-                stale.unlink(missing_ok=True)
+            if not stale.name.startswith(f"{whose}-{_HUB}"):  # that may not be had again
+                store.delete_unused(stale)
         kept = store.load(path) or made
     return kept
 
@@ -311,19 +319,27 @@ class HubImages(Recipe):
         return folder
 
     def cached(self, name: str, root: Path | None) -> tuple[str, str] | None:
-        """By the files of the local copy, or as the hub's; an export needs no cache.
-
-        Somebody's own class may come to say something else: by that as well.
-        """
-        folder = self._copy(name, root)
-        own = type(self).__module__ != __name__
-        said = [{n: getattr(self, n) for n in get_annotations(HubImages)}, plain(self)] if own else []
+        """By the files of the local copy, or as the hub's; an export needs no cache."""
+        folder, said = self._copy(name, root), self._said()
         if folder is None:
-            return name, f"{_HUB}-{_digest(said)}" if own else _HUB
+            return name, f"{_HUB}-{_digest(said)}" if said else _HUB
         if store.is_export(folder):
             return None
-        versions = [_ORIGINS] if self.origin else []
-        return name, _digest(folders.fingerprint_of(folder, folders.walk(folder)), *versions, *said)
+        return name, self._version(folders.fingerprint_of(folder, folders.walk(folder)))
+
+    def content(self, name: str, root: Path | None) -> str | None:
+        """By what is in the files: a copy that a job has just put on its own disk has other times."""
+        folder = self._copy(name, root)
+        return self._version(folders.contents_of(folder, folders.walk(folder))) if folder else None
+
+    def _version(self, of_files: Any) -> str:
+        return _digest(of_files, *([_ORIGINS] if self.origin else []), *self._said())
+
+    def _said(self) -> list[Any]:
+        """What somebody's own class says, which may come to be something else."""
+        if type(self).__module__ == __name__:
+            return []
+        return [{n: getattr(self, n) for n in get_annotations(HubImages)}, plain(self)]
 
     def read(self, name: str, root: Path | None) -> Dataset:
         """Decode the local copy, or what the hub sends."""

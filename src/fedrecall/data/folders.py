@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import glob
+import hashlib
 import math
 import os
 import re
@@ -406,6 +407,19 @@ def fingerprint_of(folder: Path, files: list[Path]) -> list[tuple[str, int, int,
     top = folder.resolve()
     stats = [(path, path.stat()) for path in files]
     return [(path.relative_to(top).as_posix(), s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in stats]
+
+
+def contents_of(folder: Path, files: list[Path]) -> list[tuple[str, str]]:
+    """What changes when a file holds something else: its relative name and a digest, for which it is read."""
+    top, found = folder.resolve(), []
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "blake2b").hexdigest()
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+        found.append((path.relative_to(top).as_posix(), digest))
+    return found
 
 
 def split_of(relative: Path) -> str | None:

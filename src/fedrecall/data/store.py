@@ -6,7 +6,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -229,8 +229,8 @@ def _columns(noted: Any, x: Tensor) -> Columns | None:
     return found
 
 
-def save(path: Path, dataset: Dataset) -> None:
-    """Write a cache file, whole or not at all."""
+def save(path: Path, dataset: Dataset, content: str | None = None) -> None:
+    """Write a cache file, whole or not at all; ``content``: what `take_over` knows it by."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -242,6 +242,7 @@ def save(path: Path, dataset: Dataset) -> None:
             "standardised": json.dumps(dataset.columns or False),
             "features": json.dumps(dataset.features),
             "origins": json.dumps(dataset.origins),
+            **({} if content is None else {"content": content}),
         }
         save_file(_arrays(dataset), temporary, metadata)
         with open(temporary, "rb") as file:
@@ -251,8 +252,37 @@ def save(path: Path, dataset: Dataset) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def take_over(others: Iterable[Path], path: Path, content: str) -> bool:
+    """Give one of the other cache files this path, if it was made of the same content.
+
+    It is the same file, and stays where it is mapped.
+    """
+    for other in others:
+        with suppress(OSError, safetensors.SafetensorError):
+            with safetensors.safe_open(other, framework="pt") as file:
+                same = (file.metadata() or {}).get("content") == content
+            if same:
+                os.replace(other, path)
+                return True
+    return False
+
+
+UNUSED = 7 * 86400.0
+"""Seconds after which a cache file that nobody has opened may go. Not before: it may be that of other
+settings, and where another host has it mapped from a network's disk, that run would end."""
+
+
+def delete_unused(path: Path) -> None:
+    """Delete a cache file that nobody has opened for long."""
+    with suppress(OSError):
+        if time.time() - path.stat().st_mtime > UNUSED:
+            path.unlink()
+
+
 def load(path: Path) -> Dataset | None:
     """Map a cache file into memory; None when it is missing or damaged."""
+    with suppress(OSError):  # it is another's, or not there
+        os.utime(path)  # it is in use, see `delete_unused`
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
