@@ -13,7 +13,11 @@ class Missing(UserError):
     """A file or folder that the user named is not there."""
 
 
-class Busy(UserError):
+class NotNow(UserError):
+    """What failed may go well another time, without a change of what was asked for."""
+
+
+class Busy(NotNow):
     """Another process has what is asked for."""
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from fedrecall.errors import UserError
+from fedrecall.errors import NotNow, UserError
 
 
 def expanded(path: Path | str) -> Path:
@@ -153,7 +153,8 @@ def writing(folder: Path, then: str = "then resume the run") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(
+        kind = NotNow if error.errno in (errno.ENOSPC, errno.EDQUOT) else UserError
+        raise kind(
             f"cannot write to {folder}: {error.strerror or error}. What was saved before is kept: see to it "
             f"that there is room and that the folder may be written, {then}."
         ) from error

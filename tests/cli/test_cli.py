@@ -114,10 +114,90 @@ def test_runs_that_begin_at_once_have_folders_of_their_own(call, tmp_path):
         assert code == 0, err
         assert "fedavg-synthetic-shards-seed0-2" in out
         code, _, err = call("run", *SMALL, "--out", str(first))
-        assert code == 2
+        assert code == 75
         assert "another run is writing to" in err
     finally:
         going.release()
+
+
+def test_runs_that_another_process_plays_are_left_to_it(call, tmp_path):
+    words = [
+        "compare",
+        "fedavg",
+        "fedprox",
+        "fedntd",
+        *SMALL,
+        "--seeds",
+        "2",
+        "--out",
+        "x",
+        "--json",
+        "t.json",
+    ]
+    going = [RunFolder(tmp_path / "x" / name) for name in ("fedavg-seed0", "fedntd-seed1")]
+    for folder in going:
+        folder.acquire()
+    try:
+        code, out, err = call(*words)
+    finally:
+        for folder in going:
+            folder.release()
+    assert code == 75, err
+    for folder in going:
+        assert f"x/{folder.path.name} is being played by another process" in out
+        assert not folder.recorded
+    fedavg, fedprox, fedntd = json.loads((tmp_path / "t.json").read_text())["rows"]
+    played = [[a is not None for a in r["accuracy"]] for r in (fedavg, fedprox, fedntd)]
+    assert played == [[False, True], [True, True], [True, False]]
+    assert "1 not run" in out
+    code, out, _ = call(*words)
+    assert code == 0
+    assert "played by another" not in out
+    again = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert again[1] == fedprox
+    assert all(a is not None for r in again for a in r["accuracy"])
+
+
+def test_a_run_that_another_process_ends_in_the_meantime_has_its_numbers(call, tmp_path, monkeypatch):
+    assert call("run", *SMALL, "--out", "x/fedavg-seed0")[0] == 0
+    first = RunFolder(tmp_path / "x" / "fedavg-seed0")
+    first.acquire()
+    monkeypatch.setattr(progress, "shown", lambda *_: Releases(first))
+    code, out, err = call("compare", "fedavg", "fedprox", *SMALL, "--out", "x")
+    assert code == 0, err
+    assert "not run" not in out
+    assert "played by another" not in out
+
+
+class Releases:
+    """A sink that lets go of another run's folder in the first round."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def begin(self, config, history):
+        pass
+
+    def record(self, record):
+        self.folder.release()
+
+    def end(self):
+        pass
+
+
+def test_the_exit_code_says_whether_the_same_command_may_do_later(call, monkeypatch):
+    assert call("run", *SMALL, "--algorithm", "fedprox:mu=1e30")[0] == 3
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    for error, code in ((full, 75), (OSError(errno.EACCES, "no"), 2), (MemoryError(), 75)):
+        monkeypatch.setattr(RunFolder, "append", raising(error))
+        assert call("run", *SMALL)[0] == code
+
+
+def raising(error):
+    def fails(*_):
+        raise error
+
+    return fails
 
 
 def test_a_run_that_failed_before_its_first_round_leaves_its_name(call, tmp_path):
@@ -309,7 +389,7 @@ def test_compare_shows_a_run_that_diverges_as_failed_beside_the_others(call, tmp
     words = ["fedavg", "fedprox:mu=1e30", "fedntd", *SMALL]
     words += ["--seed", "3", "--seeds", "2", "--json", "t.json"]
     code, out, _ = call("compare", *words, *extra, "--backend", "serial", "--out", "all")
-    assert code == 2
+    assert code == 3
     shown = {line.split()[1]: line for line in out.splitlines() if line.startswith("│")}
     assert "2 failed" in shown["fedprox:mu=1e30"]
     assert "[" in shown["fedntd"]  # the paired difference and its interval
@@ -595,7 +675,7 @@ def test_runs_whose_steps_are_the_same_are_compared_as_one_stack(call, tmp_path,
 def test_runs_of_a_stack_go_on_when_one_of_them_diverges(call, tmp_path, stacked):
     words = ["compare", "fedavg", "--over", "lr=1e300,0.1", *STACKED, "--seeds", "2", "--json", "t.json"]
     code, out, _ = call(*words)
-    assert code == 2
+    assert code == 3
     assert stacked == [12, 6]
     assert "2 failed" in out
     bad, good = (t["rows"][0] for t in json.loads((tmp_path / "t.json").read_text())["tables"])
@@ -748,7 +828,7 @@ def test_compare_checks_every_run_before_the_first_is_trained(call, tmp_path, al
 def test_a_users_mistake_is_one_sentence_and_exit_2(call, tmp_path, words, said):
     (tmp_path / "algorithm.yaml").write_text("algorithm: fedavg\n")
     code, _, err = call(*words)
-    assert code == 2
+    assert code == (75 if said == "memory ran out" else 2)
     assert said in err
     assert "Traceback" not in err
 

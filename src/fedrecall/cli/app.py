@@ -17,7 +17,7 @@ import typer.main
 import typer.models
 from rich.console import Console
 
-from fedrecall.errors import Interrupted, UserError, lacks_memory
+from fedrecall.errors import Diverged, Interrupted, NotNow, UserError, lacks_memory
 
 COMMANDS = {
     "run": ("run", "Train one algorithm over one federation."),
@@ -119,6 +119,8 @@ app = typer.Typer(
     suggest_commands=False,  # click does
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+MISTAKE, FAILED, NOT_NOW = 2, 3, 75
+"""Exit codes: what was asked for cannot be had (click's); a run diverged; it may do later (EX_TEMPFAIL)."""
 NO_MEMORY = (
     "memory ran out. What a run folder holds is whole, and --resume goes on with it: take fewer workers, "
     "smaller batches or a smaller model."
@@ -147,7 +149,7 @@ def root(
 
 
 def main() -> None:
-    """Run the command line; a user's mistake ends in one sentence and exit code 2."""
+    """Run the command line; what goes wrong ends in one sentence and an exit code that says of what kind."""
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed by who started this, as some daemons do
             setattr(sys, stream, Path(os.devnull).open("w"))  # noqa: SIM115 it is never closed
@@ -166,13 +168,14 @@ def main() -> None:
     except UserError as error:
         if "--debug" in sys.argv:
             raise
-        _refuse(str(error))
+        kinds = {NotNow: NOT_NOW, Diverged: FAILED}
+        _refuse(str(error), next((code for kind, code in kinds.items() if isinstance(error, kind)), MISTAKE))
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
         if "--debug" in sys.argv or not lacks_memory(error):
             raise
-        _refuse(NO_MEMORY)
+        _refuse(NO_MEMORY, NOT_NOW)
 
 
 def _warn(
@@ -189,9 +192,9 @@ def _warn(
 _others_warn = warnings.showwarning
 
 
-def _refuse(sentence: str) -> None:
+def _refuse(sentence: str, code: int) -> None:
     err.print(f"[red]error:[/red] {_escaped(sentence)}", soft_wrap=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def _escaped(text: str) -> str:

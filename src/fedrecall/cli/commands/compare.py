@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,12 +21,12 @@ from fedrecall import files
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.cli import progress
-from fedrecall.cli.app import app, out
+from fedrecall.cli.app import FAILED, NOT_NOW, app, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, several, with_config
 from fedrecall.config import Config
 from fedrecall.contracts import promise
 from fedrecall.data.datasets import Dataset, load
-from fedrecall.errors import Diverged, UserError
+from fedrecall.errors import Busy, Diverged, UserError
 from fedrecall.experiment import Experiment, Result, check, device_of
 from fedrecall.models.networks import MODELS
 from fedrecall.records import RunFolder
@@ -99,7 +100,11 @@ def compare_command(
     set_: Set = None,
     out_: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder for the run folders; finished and begun runs there are resumed."),
+        typer.Option(
+            "--out",
+            help="Folder for the run folders; finished and begun runs there are resumed. The same command "
+            "may run several times at once: each plays what no other does.",
+        ),
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write the table's numbers here.")] = None,
     data_root: DataRoot = None,
@@ -132,16 +137,20 @@ def compare_command(
         _check_alike(planned.made, folder)
     display = progress.Display(out, len(plans))
     ends: dict[int, End] = {}
+    left = dict(enumerate(zip(plans, folders, strict=True)))
     try:
-        for stack in stacks([planned.made for planned in plans]):
-            _play({i: (plans[i], folders[i]) for i in stack}, datasets, display, ends)
+        for _ in range(2):  # a run that another process plays may be over when the others are
+            places = list(left)
+            for stack in stacks([planned.made for planned, _ in left.values()]):
+                _play({places[k]: left[places[k]] for k in stack}, datasets, display, ends)
+            left = {i: run for i, run in left.items() if i not in ends}
     finally:  # what stops the comparison does not take what was found before
         found = rows_of(plans, ends)
         if json is not None:  # before anything is printed, which may fail
             with files.placing(json):
                 files.write_json(json, _numbers(plans[0].made, found, settings_))
         for setting, rows in found.items():
-            if _played(rows[0]):
+            if any(map(_played, rows)):
                 split = next(p.made.split for p in plans if p.setting == setting)
                 for shown in tables(rows, seeds, setting, out.width, split):
                     out.print(shown)
@@ -150,14 +159,19 @@ def compare_command(
                     if why is not None:
                         at = f", {setting}" if setting else ""
                         out.print(f"{r.name}{at}, seed {seed} failed: {why}", markup=False, soft_wrap=True)
-        if any(_played(rows[0]) for rows in found.values()):
+        if any(_played(r) for rows in found.values() for r in rows):
             _tell_of_what_accuracy_is(plans)
+    for _, folder in left.values():
+        said = "is being played by another process; the same command, given again, has its numbers."
+        out.print(f"{folder} {said}", markup=False, soft_wrap=True)
     if json is not None:
         out.print(f"numbers: {json}", markup=False)
     if out_ is not None:
         out.print(f"run folders: {out_}", markup=False)
     if any(_known(r.failed) for rows in found.values() for r in rows):
-        raise typer.Exit(2)
+        raise typer.Exit(FAILED)
+    if left:
+        raise typer.Exit(NOT_NOW)
 
 
 class Loaded:
@@ -301,18 +315,21 @@ def _play(
     display: progress.Display,
     ends: dict[int, End],
 ) -> None:
-    """Play one of the stacks; what its runs came to is noted at once, whatever comes of the others."""
+    """Play one of the stacks, but for runs that another process has; what its runs came to is noted at once,
+    whatever comes of the others."""
     dataset = datasets.of(next(iter(runs.values()))[0].made)
-    experiments = []
-    for planned, folder in runs.values():
+    experiments: dict[int, Experiment] = {}
+    for i, (planned, folder) in runs.items():
         sinks = [progress.shown(display, planned.setting)]
-        experiments.append(Experiment(planned.made, folder, resume=True, dataset=dataset, sinks=sinks))
-    places = list(runs)
+        with suppress(Busy):
+            experiments[i] = Experiment(planned.made, folder, resume=True, dataset=dataset, sinks=sinks)
+    places = list(experiments)
 
     def ended(number: int, found: Result | Diverged) -> None:
         ends[places[number]] = end(found)
 
-    play(experiments, ended)
+    if experiments:
+        play(list(experiments.values()), ended)
 
 
 def end(result: Result | Diverged) -> End:
