@@ -1,5 +1,6 @@
 """`fedrecall list`, `show`, `partition`, `doctor`: what there is, and what it would do."""
 
+import io
 import os
 import platform
 from dataclasses import MISSING, is_dataclass
@@ -289,10 +290,13 @@ def draw_partition(counts: np.ndarray, names: tuple[str, ...], path: Path) -> Pa
     axes.set(xlabel="client", ylabel="class", title="examples of each class at each client (area)")
     if len(names) <= 30:
         axes.set_yticks(range(len(names)), names)
+    content = io.BytesIO()
     try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
+        figure.savefig(content, format=path.suffix[1:])
+    except ValueError as error:
         raise UserError(f"cannot draw {path}: {error}.") from error
+    with files.placing(path):
+        files.write(path, content.getvalue())
     return path
 
 
