@@ -20,6 +20,7 @@ import typer.main
 from matplotlib.axes import Axes
 from rich.console import Console
 
+import fedrecall
 from fedrecall import config as configs
 from fedrecall import specs
 from fedrecall.algorithms import ALGORITHMS
@@ -118,6 +119,28 @@ def test_runs_that_begin_at_once_have_folders_of_their_own(call, tmp_path):
         assert "another run is writing to" in err
     finally:
         going.release()
+
+
+def test_a_tilde_is_the_home_in_every_option(call, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    words = ["compare", "fedavg", *SMALL, "--out=~/ev"]
+    assert call(*words, "--json=~/q.json")[0] == 0
+    code, _, err = call(*words, "--evaluate-every", "2")
+    assert "was evaluated every 1 rounds, not every 2" in err
+    for command in (
+        ["run", "--resume", "--rounds", "3", "--out", "~/ev/fedavg-seed0"],
+        ["report", "~/ev/fedavg-seed0", "--out=~/page.html"],
+        ["watch", "--once", "~/ev"],
+        ["partition", *SMALL[:2], "--clients", "8", "--save=~/p.json", "--picture=~/new/folder/p.png"],
+    ):
+        code, _, err = call(*command)
+        assert code == 0, err
+    assert {path.name for path in home.iterdir()} == {"ev", "q.json", "page.html", "p.json", "new"}
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert len(open_runs(["~/ev"])) == 1
+    assert len(fedrecall.trained("~/ev/fedavg-seed0").inputs.class_names) == 4
 
 
 def test_runs_that_another_process_plays_are_left_to_it(call, tmp_path):
@@ -1115,7 +1138,7 @@ def test_partition_counts_and_names_who_holds_what(call, tmp_path, monkeypatch):
 
 def test_a_picture_of_very_many_clients_is_one(tmp_path):
     counts = np.eye(2, dtype=int).repeat(3000, axis=0)
-    path = draw_partition(counts, ("a", "b"), tmp_path / "p.png")
+    path = draw_partition(counts, ("a", "b"), tmp_path / "new" / "folder" / "p.png")
     assert struct.unpack(">II", path.read_bytes()[16:24]) == (20_000, 250)
 
 

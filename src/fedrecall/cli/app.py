@@ -48,13 +48,16 @@ COMMANDS = {
 
 
 class NamedPath(typer.models.TyperPath):
-    """A file or folder by its name; of an empty one (``--out "$UNSET"``) `Path` makes the working folder."""
+    """A file or folder by its name, in which ``~`` is the home: shells leave that of ``--out=~/x`` as it is.
+
+    Of an empty one (``--out "$UNSET"``) `Path` makes the working folder.
+    """
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """The path, or a usage error."""
         if value == "":
             self.fail("the name of a file or folder is empty: name it, or leave the option out.", param, ctx)
-        return super().convert(value, param, ctx)
+        return super().convert(os.path.expanduser(value), param, ctx)
 
 
 class Commands(typer.core.TyperGroup):

@@ -92,7 +92,7 @@ class Run:
 
     def __init__(self, path: Path | str, name: str | None = None, data_root: Path | None = None):
         """``name``: what to call it; by default the folder's name. ``data_root``: as `load` takes it."""
-        self.path = Path(path)
+        self.path = files.expanded(path)
         self.name = name or self.path.resolve().name
         self.folder = RunFolder(self.path)
         self._data_root = data_root
@@ -535,7 +535,7 @@ def open_runs(paths: Iterable[Path | str], data_root: Path | None = None) -> lis
     Runs whose folders have the same name are called by their parents' names, too.
     """
     once: dict[Path, Path] = {}
-    for path in map(Path, paths):
+    for path in map(files.expanded, paths):
         found = [path] if files.found(path / "config.json") else list(_within(path, LEVELS))
         if not found:
             raise UserError(_no_run(path))

@@ -7,6 +7,7 @@ that were drawn) into ``out``. A figure's fields are its options: ``fedntd/fig6:
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedrecall import files
 from fedrecall.reports.figures.figure import Drawn, Figure, save
 from fedrecall.reports.runs import from_files, open_runs
 from fedrecall.specs import Registry
@@ -57,4 +58,4 @@ FIGURES = Registry(
 def draw(name: str, runs: Sequence[Path | str], out: Path | str, data_root: Path | None = None) -> Drawn:
     """Draw a figure from run folders (or folders of them) into ``out``; ``data_root`` has their data."""
     figure: Figure = FIGURES.make(name)
-    return save(FIGURES.parse(name)[0], figure, open_runs(runs, data_root), Path(out))
+    return save(FIGURES.parse(name)[0], figure, open_runs(runs, data_root), files.expanded(out))
