@@ -36,12 +36,13 @@ from fedrecall import config as configs
 from fedrecall import rounds
 from fedrecall.backends import open_backend
 from fedrecall.backends.backend import Work
-from fedrecall.backends.processes import Nursery, Processes, cores
+from fedrecall.backends.processes import Nursery, Processes
 from fedrecall.data.datasets import load
 from fedrecall.data.store import Dataset, Split
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment
 from fedrecall.files import read_json, write_json
+from fedrecall.processors import cores
 
 RESULTS = Path(__file__).parent / "results" / "bench.json"
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"

@@ -4,6 +4,8 @@ import os
 import sys
 from typing import Any
 
+from fedrecall import processors
+
 __version__ = "0.1.0"
 __all__ = [
     "Batch",
@@ -38,6 +40,11 @@ _HOMES = {
 # (docs/performance.md). It is read when torch is loaded; whoever has set either of them knows better.
 if "torch" not in sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
     os.environ["GOMP_SPINCOUNT"] = "3000"
+
+# PyTorch takes a thread for each core that it sees, though a container or a batch job may have a share alone.
+_share = processors.cores()
+if "torch" not in sys.modules and _share < processors.bound():
+    os.environ.setdefault("OMP_NUM_THREADS", str(_share))
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -594,6 +595,34 @@ def test_workers_that_die_at_their_start_are_counted(deaths, opened, monkeypatch
     same(backend.map(jobs(w)), Serial(w).map(jobs(w)))  # by the worker after those
 
 
+def test_auto_goes_on_without_workers_where_none_can_be_started(monkeypatch):
+    def none(*_):
+        raise EOFError
+
+    monkeypatch.setattr("fedrecall.backends.choose", lambda work: "processes")
+    monkeypatch.setattr(processes, "Worker", none)
+    w = work(workers=2)
+    backend = open_backend("auto", w)
+    with pytest.warns(RuntimeWarning, match="could not be started.*serial backend trains in their place"):
+        same(backend.map(jobs(w)), Serial(w).map(jobs(w)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same(backend.map(jobs(w, number=2)), Serial(w).map(jobs(w, number=2)))
+    backend.close()
+
+
+def test_workers_start_under_any_path(tmp_path, monkeypatch, opened):
+    folder = tmp_path / "\N{GRINNING FACE} a'b\"c {d}"
+    folder.mkdir()
+    (folder / "beside.py").write_text("WORDS = 'found'\n")
+    monkeypatch.syspath_prepend(str(folder))
+    start = "import sys; sys.path[:] = {path}; import beside; print(beside.WORDS)"
+    monkeypatch.setattr(processes, "_START", start)
+    nursery = processes.Nursery()
+    assert nursery._process.wait(10) == 0
+    nursery._end.close()
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -890,14 +919,14 @@ def test_one_visit_is_made_here(opened):
 
 
 def test_auto_takes_processes_for_much_work_side_by_side_only(monkeypatch):
-    monkeypatch.setattr(processes, "cores", lambda: 4)
+    monkeypatch.setattr("fedrecall.backends.cores", lambda: 4)
     assert choose(work(chains=5)) == "serial"  # too little to do
     assert choose(replace(work(chains=5), recipe=Recipe(20, batch_size=1))) == "processes"  # many steps
     monkeypatch.setattr("fedrecall.backends.WORTH_PROCESSES", 1.0)
     assert choose(work(chains=5)) == "processes"
     assert choose(work(chains=1)) == "serial"
     assert choose(work(chains=5, workers=1)) == "serial"
-    monkeypatch.setattr(processes, "cores", lambda: 1)
+    monkeypatch.setattr("fedrecall.backends.cores", lambda: 1)
     assert choose(work(chains=5)) == "serial"
     with pytest.raises(UserError, match="unknown backend 'proceses'"):
         open_backend("proceses", work())

@@ -2,12 +2,14 @@
 
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fedrecall.backends.backend import Backend, Work
+from fedrecall.backends.backend import Backend, Job, NotStarted, Work
 from fedrecall.errors import UserError, nearest
+from fedrecall.processors import cores
 from fedrecall.specs import Registry
+from fedrecall.training import Visit
 
 BACKENDS = {
     "serial": "fedrecall.backends.serial:Serial",
@@ -38,7 +40,7 @@ def open_backend(name: str, work: Work) -> Backend:
         name = choose(work)
         if name == "processes":
             try:
-                return _load(name)(work)
+                return WhereTheyStart(work)
             except UserError as error:  # what a script or a prompt defines cannot be sent to other processes
                 warnings.warn(f"trained in this process alone: {error}", RuntimeWarning, stacklevel=2)
                 name = "serial"
@@ -56,10 +58,37 @@ def parse(spec: str) -> tuple[str, Any]:
     return name, OPTIONS.make(spec) if options else None
 
 
+class WhereTheyStart:
+    """Worker processes, and the serial backend from there on if they cannot be started."""
+
+    def __init__(self, work: Work):
+        self._work = work
+        self._backend = _load("processes")(work)
+
+    def map(self, jobs: Sequence[Job]) -> Iterator[Visit]:
+        """The visits in the order of their jobs."""
+        made = 0
+        try:
+            for visit in self._backend.map(jobs):
+                yield visit
+                made += 1
+        except NotStarted:
+            warnings.warn(
+                "worker processes could not be started; their messages are above. The serial backend trains "
+                "in their place.",
+                RuntimeWarning,
+            )
+            self.close()
+            self._backend = _load("serial")(self._work)
+            yield from self._backend.map(jobs[made:])
+
+    def close(self) -> None:
+        """End the workers."""
+        self._backend.close()
+
+
 def choose(work: Work) -> str:
     """What ``auto`` stands for: a function of the work and the machine, never of a measured time."""
-    from fedrecall.backends.processes import cores
-
     if work.model.device.type != "cpu":
         return "vectorised"
     workers = work.workers or cores()

@@ -6,8 +6,13 @@ from typing import Any, NamedTuple, Protocol
 
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.data.federation import Federation
+from fedrecall.errors import UserError
 from fedrecall.models.model import Model
 from fedrecall.training import Recipe, Visit
+
+
+class NotStarted(UserError):
+    """Worker processes could not be started."""
 
 
 class Job(NamedTuple):

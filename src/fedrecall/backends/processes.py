@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import atexit
 import errno
-import json
 import mmap
 import os
 import selectors
@@ -34,7 +33,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fedrecall import specs, streams, trees
-from fedrecall.backends.backend import Job, Work
+from fedrecall.backends.backend import Job, NotStarted, Work
 from fedrecall.backends.parcels import (
     ANSWERS,
     DATA,
@@ -55,6 +54,7 @@ from fedrecall.backends.serial import Serial
 from fedrecall.backends.worker import STOPS, Failed
 from fedrecall.errors import UserError
 from fedrecall.memories import CACHE_BYTES
+from fedrecall.processors import cores
 from fedrecall.training import Visit
 
 ATTEMPTS = 3
@@ -127,7 +127,7 @@ class Nursery:
         ours, theirs = socket.socketpair()
         with theirs:
             number = theirs.fileno()
-            command = _START.format(path=json.dumps(importable()), descriptor=number)
+            command = _START.format(path=ascii(importable()), descriptor=number)
             with _held_back():  # Ctrl-C is sent to it as well, and may come while it imports
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", command],
@@ -477,7 +477,7 @@ class _Link:
         """Count a worker, or a nursery, that died at its start; give up after too many."""
         self._stillborn += 1
         if self._stillborn > ATTEMPTS:
-            raise UserError(
+            raise NotStarted(
                 "worker processes could not be started; their messages are above. Use the serial backend if "
                 "this machine forbids them."
             ) from None
@@ -553,13 +553,6 @@ class _Link:
         parcel, _ = self._downs.pop(number, (None, None))
         if parcel:
             parcel.drop()
-
-
-def cores() -> int:
-    """The processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def raise_again(failed: Failed) -> None:

@@ -33,9 +33,10 @@ from fedrecall import specs, streams, trees
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.parcels import Folded, Unsendable, fold, unfold
 from fedrecall.backends.places import Places
-from fedrecall.backends.processes import ATTEMPTS, PATIENCE, SLOWER, cores, raise_again
+from fedrecall.backends.processes import ATTEMPTS, PATIENCE, SLOWER, raise_again
 from fedrecall.backends.worker import Failed, told, unsent
 from fedrecall.errors import UserError, lacks_memory
+from fedrecall.processors import cores
 from fedrecall.specs import POSITIVE
 from fedrecall.training import Visit, visit
 

@@ -33,6 +33,7 @@ from fedrecall.measures import MEASURES
 from fedrecall.models import kernels
 from fedrecall.models.model import Model
 from fedrecall.models.networks import MODELS, build, factory_of
+from fedrecall.processors import cores
 from fedrecall.sinks import SINKS
 from fedrecall.specs import Registry
 
@@ -312,7 +313,8 @@ def doctor_command(data_root: DataRoot = None) -> None:
     for package in ("fedrecall", "torch", "numpy", "datasets", "safetensors"):
         shown.add_row(package, _version(package) or "not installed")
     shown.add_row("Python", platform.python_version())
-    shown.add_row("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores")
+    shown.add_row("threads", f"{torch.get_num_threads()}")
+    shown.add_row("cores", f"{cores()} of {os.cpu_count()} may be used")
     shown.add_row("bfloat16 on CPU", f"{'faster' if kernels.FAST_BFLOAT16 else 'slower'} than float32")
     shown.add_row("GPU", torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
     shown.add_row("backends", ", ".join(BACKENDS))
