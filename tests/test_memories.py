@@ -1,5 +1,6 @@
 """What clients remember: in RAM up to a size, on disk beyond it, and back after a stop."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +45,25 @@ def test_thousands_of_clients_do_not_sit_in_ram(tmp_path, monkeypatch):
     for k in (0, 1, 999, 1949, 1950, 1999):
         assert value(store.get(k)) == k
     assert len(store._cache) <= 50
+
+
+def test_their_folder_is_synced_once_a_save_after_all_files_in_it(tmp_path, monkeypatch):
+    synced, real = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or real(fd))
+    store = Memories(TEMPLATE, tmp_path, cache_bytes=2 * BYTES)
+    for k in range(5):  # three of them are spilled before they are saved
+        store.put(k, memory(k))
+    names = store.save()
+    assert len(names) == 5
+    *written, last = synced
+    assert last == str(tmp_path.resolve())
+    assert [Path(path).parent for path in written] == [tmp_path.resolve()] * 5
+    store.save()
+    assert len(synced) == 6  # nothing is new
+    store.put(0, memory(9))
+    store.load(store.save())
+    assert len(synced) == 8
+    assert value(store.get(0)) == 9
 
 
 def test_a_client_has_no_memory_before_its_first_visit(tmp_path):

@@ -42,10 +42,11 @@ def found(path: Path, kind: Callable[[int], bool] = bool) -> bool:
         ) from error
 
 
-def write(path: Path, content: bytes) -> None:
+def write(path: Path, content: bytes, *, folder_later: bool = False) -> None:
     """Write the file so that after any crash it holds the old content or the new, never a part.
 
     Where a link leads is written, not in its place; what is no regular file, as a pipe, is written to.
+    ``folder_later``: whoever writes many calls `sync_folder` once, without which a new file may be gone.
     """
     if path.is_symlink():
         path = Path(os.path.realpath(path))
@@ -65,7 +66,13 @@ def write(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    if not folder_later:
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Have on disk which files are in the folder."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

@@ -38,6 +38,7 @@ class Memories:
         self._cache: OrderedDict[int, Any] = OrderedDict()
         self._cached = 0
         self._unwritten: set[int] = set()
+        self._unsynced = False  # whether files were written since their folder was on disk
         self._files: dict[int, str] = {}
         self._saved: set[str] = set()  # files that a checkpoint may name
 
@@ -71,6 +72,10 @@ class Memories:
         """Write what is new; returns the file of every client, which `load` takes."""
         for client in sorted(self._unwritten):
             self._write(client)
+        if self._unsynced:
+            with files.writing(self.folder):
+                files.sync_folder(self.folder)
+            self._unsynced = False
         self._saved = set(self._files.values())
         return {str(client): name for client, name in sorted(self._files.items())}
 
@@ -115,7 +120,8 @@ class Memories:
         content = files.packed(trees.arrays(self._cache[client]))
         name = f"client-{client:06d}-{version:06d}-{files.checksum(content)}.safetensors"
         with files.writing(self.folder):
-            files.write(self.folder / name, content)
+            files.write(self.folder / name, content, folder_later=True)
+        self._unsynced = True
         self._files[client] = name
         self._unwritten.discard(client)
         if before and before not in self._saved:  # spilled since the last checkpoint, and now out of date
