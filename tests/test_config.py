@@ -144,6 +144,23 @@ def test_a_bad_yaml_file_is_a_sentence(tmp_path, content):
         configs.load(path)
 
 
+@pytest.mark.parametrize(("written", "read"), [("010", 8), ("-017", -15), ("1:30", 90), ("00", 0)])
+def test_a_number_that_yaml_reads_as_another_is_refused(tmp_path, written, read):
+    path = tmp_path / "c.yaml"
+    path.write_text(f"rounds: 3\nseed: {written}\n")
+    with pytest.raises(UserError, match=f"line 2: {written} is {read} in YAML"):
+        configs.load(path)
+    path.write_text(f"seed: '{written}'\nmeasures: [0, 10, -3, +3, 1_000, 0x1f, 0.5, 010.5]\n")
+    assert configs.load(path) == {"seed": written, "measures": [0, 10, -3, 3, 1000, 31, 0.5, 10.5]}
+
+
+def test_toml_is_told_that_it_is(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text('seed = 1\ndataset = "digits"\n')
+    with pytest.raises(UserError, match=r"c\.toml is TOML: write it as YAML"):
+        configs.load(path)
+
+
 def test_brackets_may_stand_within_one_another_but_not_without_end(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("a: " + "[" * configs.DEEPEST + "]" * configs.DEEPEST)

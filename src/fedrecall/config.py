@@ -265,6 +265,18 @@ class _Plain(yaml.SafeLoader):
             raise yaml.YAMLError(f"line {node.start_mark.line + 1}: it says {twice} twice")
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: Any) -> int:
+        """A whole number, unless it is written as few know that YAML reads it: 010 is 8, and 1:30 is 90."""
+        found = int(super().construct_yaml_int(node))
+        written = node.value.replace("_", "").lstrip("+-")
+        if ":" in written or (written.isdecimal() and written != str(abs(found))):
+            where = f"line {node.start_mark.line + 1}"
+            raise yaml.YAMLError(f"{where}: {node.value} is {found} in YAML: write the number that is meant")
+        return found
+
+
+_Plain.add_constructor("tag:yaml.org,2002:int", _Plain.construct_yaml_int)
+
 
 def load(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
@@ -276,6 +288,8 @@ def load(path: Path) -> dict[str, Any]:
         raise UserError(f"config {path} cannot be read: {error}.") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(f"config {path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    if path.suffix == ".toml" and not isinstance(found, Mapping):
+        raise UserError(f"config {path} is TOML: write it as YAML, which has key: value for key = value.")
     return _mapping(found if found is not None else {}, f"config {path}")
 
 
