@@ -98,6 +98,21 @@ def test_the_digest_is_of_a_tables_first_example_and_of_rounded_statistics():
     assert pixels[0] == pixels[1]  # of images the sketch tells, and the statistics
 
 
+def test_what_tells_data_is_found_once_while_they_are_there(monkeypatch):
+    asked, whole = [], provenance._facts
+    monkeypatch.setattr(provenance, "_facts", lambda d: asked.append(d.name) or whole(d))
+    held, expected = table(ROWS), whole(table(ROWS))
+    for _ in range(3):
+        found = facts(held.to(torch.device("cpu")))
+        assert found == expected
+        found["name"] = "another"
+    assert asked == ["t"]
+    place = id(held)
+    del held
+    assert place not in provenance._known
+    assert facts(table([[9.0, 9.0], *ROWS[1:]])) != expected
+
+
 @pytest.mark.parametrize(
     ("sketch", "same"),
     [

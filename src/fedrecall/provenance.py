@@ -11,6 +11,7 @@ import sys
 import time
 import types
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
@@ -48,11 +49,24 @@ def starts(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+_known: dict[int, dict[str, Any]] = {}
+
+
 def facts(dataset: Dataset) -> dict[str, Any]:
     """What tells data from other data, and costs little: sizes, a digest of labels and statistics, a sketch.
 
-    The statistics are rounded: the same files may be decoded a little differently elsewhere.
+    The statistics are rounded: the same files may be decoded a little differently elsewhere. What was found
+    is kept as long as the data set is: a comparison asks for it with every run.
     """
+    place = id(dataset)
+    if place not in _known:
+        found = _facts(dataset)
+        weakref.finalize(dataset, _known.pop, place, None)
+        _known[place] = found
+    return dict(_known[place])
+
+
+def _facts(dataset: Dataset) -> dict[str, Any]:
     digest = hashlib.blake2b(digest_size=8)
     for split in (dataset.train, dataset.test):
         digest.update(split.y.cpu().to(torch.int64).numpy().tobytes())
