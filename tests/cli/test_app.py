@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedrecall.cli.app import COMMANDS, app
+from fedrecall.cli.app import COMMANDS, app, main
 from fedrecall.errors import lacks_memory
 
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -143,6 +143,14 @@ def test_a_run_goes_on_when_its_progress_cannot_be_shown(reader, tmp_path):
 def test_a_lack_of_memory_is_told_from_what_is_not_there():
     assert lacks_memory(RuntimeError("could not create a primitive"))
     assert not lacks_memory(RuntimeError("could not create a primitive descriptor for a convolution"))
+
+
+def test_windows_is_told_where_it_runs(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "on Windows use it in WSL" in capsys.readouterr().err
 
 
 def test_a_lack_of_memory_is_a_sentence():

@@ -153,6 +153,8 @@ def root(
 
 def main() -> None:
     """Run the command line; what goes wrong ends in one sentence and an exit code that says of what kind."""
+    if sys.platform == "win32":
+        _refuse("fedrecall runs on Linux and macOS: on Windows use it in WSL (wsl --install).", MISTAKE)
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed by who started this, as some daemons do
             setattr(sys, stream, Path(os.devnull).open("w"))  # noqa: SIM115 it is never closed
