@@ -933,7 +933,7 @@ def test_auto_takes_processes_for_much_work_side_by_side_only(monkeypatch):
 
 
 def test_auto_says_why_it_trains_in_one_process(monkeypatch):
-    monkeypatch.setattr(processes, "cores", lambda: 4)
+    monkeypatch.setattr("fedrecall.backends.cores", lambda: 4)
     monkeypatch.setattr("fedrecall.backends.WORTH_PROCESSES", 1.0)
     made = type("Typed", (FedAvg,), {"__module__": "__main__"})()
     with pytest.warns(RuntimeWarning, match="in this process alone: .* Typed is defined in the script"):
