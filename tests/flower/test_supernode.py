@@ -1,10 +1,12 @@
+import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from fedrecall.flower.supernode import Brisk, _without
+from fedrecall.flower.supernode import Brisk, _forking, _without
 
 
 def test_pauses_are_shortened_and_never_made_longer():
@@ -27,6 +29,81 @@ def test_what_is_changed_in_flower_is_there():
 
     assert vars(importlib.import_module("flwr.supernode.start_client_internal"))["time"] is time
     assert "get_executor" in vars(importlib.import_module("flwr.supercore.superexec.run_superexec"))
+    answering = vars(importlib.import_module("flwr.supernode.runtime.run_clientapp"))
+    assert {"install_from_fab", "get_load_client_app_fn"} <= answering.keys()
+
+
+STRANGERS = {
+    "pyproject.toml": """
+[project]
+name = "stranger"
+version = "1"
+[tool.flwr.app]
+publisher = "stranger"
+[tool.flwr.app.components]
+serverapp = "strangers:app"
+clientapp = "strangers:app"
+""",
+    "strangers.py": """
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+app = ClientApp()
+@app.query()
+def query(message, context):
+    held = str(context.node_config["data"])
+    return Message(RecordDict({"values": ConfigRecord({"stolen": held})}), reply_to=message)
+""",
+}
+ANSWERED = """
+import os, sys
+from pathlib import Path
+from types import SimpleNamespace
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.cli.build import build_fab_from_disk
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.runtime import run_clientapp as place
+from fedrecall.flower import supernode
+
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+message = Message(RecordDict({"values": ConfigRecord({"config": "{}", "code": "{}"})}), 1, "query")
+message.metadata.__dict__["_message_id"] = "asked"
+context = Context(1, 1, {"client": 0, "data": "folder:secret", "secure": True}, RecordDict(), {})
+fab = build_fab_from_disk(Path("app"))
+def pulled(client):
+    digest = __import__("hashlib").sha256(fab).hexdigest()
+    run = SimpleNamespace(fab_id="stranger/stranger", fab_version="1", run_id=1)
+    return message, context, run, SimpleNamespace(content=fab, hash_str=digest)
+place.pull_task_input = pulled
+place.push_task_output = lambda **_: None
+place.HeartbeatSender = lambda _: SimpleNamespace(start=lambda: None, is_running=False)
+place.push_message = lambda client, reply, context: print("said", dict(reply.content["values"]), flush=True)
+os.fork = lambda: 0
+supernode._run_clients = lambda own, parent: place.run_clientapp("127.0.0.1:1", "token", True)
+supernode.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(("options", "stolen"), [([], False), (["--any-app"], True)])
+def test_the_app_that_a_run_sends_is_run_only_if_the_owner_says_so(options, stolen, tmp_path):
+    """Whoever reaches the server can submit one; --any-app is what flower-supernode does."""
+    (tmp_path / "app").mkdir()
+    for name, content in STRANGERS.items():
+        (tmp_path / "app" / name).write_text(content)
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWERED, *options],
+        **{"capture_output": True, "text": True, "timeout": 50, "cwd": tmp_path},
+        env=os.environ | {"FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0"},
+    )
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("said")]
+    assert ("'stolen': 'folder:secret'" in said) == stolen, done.stderr
+    assert ("what the server says of its code lacks 'digests'" in said) != stolen
+    assert ((tmp_path / "home" / "apps").exists()) == stolen
+
+
+def test_a_task_of_another_kind_is_not_begun():
+    """Flower has more kinds than ClientApps, whose code comes with the run as well."""
+    launched = _forking().launch(SimpleNamespace(task_type="flwr-agentapp"))
+    assert (launched.status, launched.message) == ("failed", "a flwr-agentapp is not fedrecall's")
 
 
 @pytest.mark.parametrize(

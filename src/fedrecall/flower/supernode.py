@@ -1,10 +1,11 @@
 """A SuperNode that is quick: `fedrecall-supernode` takes the same options as `flower-supernode`.
 
 Flower's own starts a fresh Python for every message, which imports PyTorch anew, and asks for work
-every three seconds. Nothing in its options changes that, so this runs Flower's own code with two
+every three seconds. Nothing in its options changes that, so this runs Flower's own code with three
 differences: a process that has everything imported is forked for a message instead of a new one
-being started, and the pauses are shorter. What is said over the network, certificates and keys
-included, is Flower's and the same.
+being started, the pauses are shorter, and messages are answered by `fedrecall.flower.client` alone,
+whatever app a run has sent here. What is said over the network, certificates and keys included, is
+Flower's and the same.
 """
 
 import argparse
@@ -53,13 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         loop = importlib.import_module("flwr.supernode.start_client_internal")
         vars(loop)["time"] = Brisk(vars(loop)["time"], own.poll)
+        if not own.any_app:
+            _ignore_apps()
     except (ImportError, KeyError) as error:
         sys.exit(f"fedrecall-supernode does not know this version of flwr ({error}): use flower-supernode.")
     before = os.getpid()
     if (clients := os.fork()) == 0:
         _run_clients(own, before)
     threading.Thread(target=_end_without, args=(clients,), daemon=True).start()
-    sys.argv = ["flower-supernode", *_without(given, "--poll"), "--isolation", "process"]
+    flowers = [word for word in _without(given, "--poll") if word != "--any-app"]
+    sys.argv = ["flower-supernode", *flowers, "--isolation", "process"]
     flower_supernode()
 
 
@@ -74,6 +78,12 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=POLL,
         help="longest pause between questions for work, in seconds (%(default)s)",
+    )
+    parser.add_argument(
+        "--any-app",
+        action="store_true",
+        help="run the app that a run sends, whatever it does, as flower-supernode would; by default messages "
+        "are answered by the installed fedrecall alone",
     )
     parser.add_argument("--isolation", default="subprocess", help=argparse.SUPPRESS)
     parser.add_argument("--host", default="127.0.0.1", help="host for the node's own API (%(default)s)")
@@ -99,12 +109,29 @@ def _without(given: Sequence[str], option: str) -> list[str]:
     return kept
 
 
+def _ignore_apps() -> None:
+    """Neither unpack nor import what runs send: who submits one may be anybody who reaches the server."""
+    places = vars(importlib.import_module("flwr.supernode.runtime.run_clientapp"))
+    for name, ours in (
+        ("install_from_fab", lambda *_fab, **_options: None),
+        ("get_load_client_app_fn", lambda *_where, **_options: _own_app),
+    ):
+        _ = places[name]  # it is there
+        places[name] = ours
+
+
+def _own_app(*_run: str) -> Any:
+    from fedrecall.flower.client import app
+
+    return app
+
+
 def _run_clients(own: argparse.Namespace, parent: int) -> NoReturn:
     """In a process of its own: wait for messages and fork for each."""
     try:
         module = importlib.import_module("flwr.supercore.superexec.run_superexec")
         _import_everything(own.node_config)
-        executor = _forking()
+        executor = _forking(own.any_app)
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
         vars(module)["get_executor"] = lambda *_args, **_options: executor
         sys.argv = ["flower-superexec"]
@@ -164,7 +191,7 @@ def _import_everything(node_config: str) -> None:
     fedrecall.flower.client.threads = threads
 
 
-def _forking() -> Any:
+def _forking(any_app: bool = False) -> Any:
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
     from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
     from flwr.supernode.cli import flwr_clientapp
@@ -175,7 +202,8 @@ def _forking() -> Any:
         def launch(self, spec: ExecutionSpec) -> LaunchResult:
             """Fork; the child ends as the command does."""
             if spec.task_type != "flwr-clientapp":
-                return super().launch(spec)
+                refused = LaunchResult.failed(f"a {spec.task_type} is not fedrecall's")
+                return super().launch(spec) if any_app else refused
             sys.stdout.flush()
             sys.stderr.flush()
             if os.fork() == 0:
