@@ -1,6 +1,7 @@
 """Secure aggregation: the server learns the mean, and nothing that could be taken apart."""
 
 import contextlib
+import json
 import math
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tests.flower.test_nodes import alone, changed, nodes, play, value
 
 from fedrecall import trees
 from fedrecall.errors import Malformed, UserError
-from fedrecall.flower import hosting, masks, member, wire
+from fedrecall.flower import hosting, masks, member, sums, wire
 from fedrecall.flower.masks import BITS, LIMIT
 from fedrecall.flower.node import Node
 from fedrecall.flower.wire import Call, Unmasking
@@ -211,6 +212,72 @@ def test_with_too_few_left_the_run_stops_and_can_be_resumed(kind, tmp_path):
     assert [r["failures"] for r in result.history] == [[], [], []]
     run.pop("secure")
     close(result.weights, alone(**run).server.weights)
+
+
+AGAIN = {"clients": 4, "sample": 4, "rounds": 2, "partition": "iid", "secure": "equal", "checkpoint_every": 2}
+
+
+def stopped(folder: Path, lost: set[int]) -> tuple[Grid, dict[str, object]]:
+    """Four nodes, and a run that ended in its second round and saved nothing of its first.
+
+    In that one the masked uploads of these clients are lost.
+    """
+    grid = dropping("train.masked", lost, round_number="1")(nodes(folder / "nodes", 4))
+    first = grid.tamper
+    grid.tamper = lambda node, reply: None if grid.sent[-1].metadata.group_id == "2" else first(node, reply)
+    run = {**AGAIN, "out": str(folder / "run")}
+    with pytest.raises(UserError, match="every client of the round failed"):
+        play(grid, **run)
+    grid.received.clear()
+    grid.tamper = None
+    return grid, {**run, "resume": True}
+
+
+def test_a_round_that_is_played_again_is_summed_over_the_same_clients(tmp_path):
+    """Though another one is there by now: the difference of the two sums would be its upload."""
+    grid, run = stopped(tmp_path, {3})
+    result = play(grid, **run)
+    said = "client 3, round 1: the round was summed without it before, and is played again as it was"
+    assert [r["failures"] for r in result.history] == [[said], []]
+    plain = dropping("train", {3}, round_number="1")(nodes(tmp_path / "plain", 4))
+    expected = play(plain, **{**AGAIN, "secure": "off"})  # clients of one size
+    close(result.weights, expected.weights)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_no_round_is_summed_over_others_than_before(noted, tmp_path):
+    """A client is away when it is played again: nodes refuse, whatever the server has noted."""
+    grid, run = stopped(tmp_path, set())
+    if not noted:
+        (tmp_path / "run" / sums.NOTES).unlink()
+    grid.tamper = lambda node, reply: None if grid.nodes[node]["client"] == 3 else reply
+    with pytest.raises(
+        UserError, match=r"round 1 was summed over the clients \[0, 1, 2, 3\] before, and the"
+    ):
+        play(grid, **run)
+    answers = replies(grid, "query.unmask")
+    assert len(answers) == 3
+    assert all("before" in wire.refused(reply.content).reason for reply in answers)
+    grid.tamper = None
+    assert [r["failures"] for r in play(grid, **run).history] == [[], []]
+
+
+@pytest.mark.parametrize(("seed", "failures"), [(3, 1), (9, 0)])
+def test_what_was_noted_is_of_one_run_alone(seed, failures, tmp_path):
+    """Of one that recorded nothing the same may be begun anew, or another in its folder."""
+    grid = dropping("train.masked", {0, 1, 2, 3}, round_number="1")(nodes(tmp_path / "nodes", 4))
+    run = {**AGAIN, "rounds": 1, "seed": 3, "out": str(tmp_path / "run")}
+    with pytest.raises(UserError, match="every client of the round failed"):
+        play(grid, **run)
+    sums.settle(tmp_path / "run", 1, [0, 1, 2])
+    grid.tamper = None
+    assert len(play(grid, **{**run, "seed": seed}).history[0]["failures"]) == failures
+
+
+def test_nodes_note_over_whom_a_round_was_summed(tmp_path):
+    play(Grid(nodes(tmp_path, 4)), **{**AGAIN, "checkpoint_every": 1})
+    noted = [json.loads(path.read_text()) for path in tmp_path.glob(f"*/client-*/{sums.NOTES}")]
+    assert noted == [{"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}] * 4
 
 
 def test_everyone_is_told_how_many_are_needed(tmp_path):
@@ -477,7 +544,11 @@ def test_marks_of_what_was_answered_from_do_not_pile_up(tmp_path, monkeypatch):
     play(Grid(nodes(tmp_path)), rounds=3, secure="equal", algorithm="scaffold")
     for folder in tmp_path.glob("*/client-*"):
         names = [p.name.partition("-")[0] for p in folder.iterdir()]
-        assert (names.count("answered"), names.count("round"), len(names)) == (4, 2, 6)
+        assert (names.count("answered"), names.count("round"), len(names)) == (
+            4,
+            2,
+            7,
+        )  # and the notes of sums
         assert folder.stat().st_mode & 0o777 == 0o700
 
 

@@ -91,7 +91,10 @@ def test_the_app_that_a_run_sends_is_run_only_if_the_owner_says_so(options, stol
         (tmp_path / "app" / name).write_text(content)
     done = subprocess.run(
         [sys.executable, "-c", ANSWERED, *options],
-        **{"capture_output": True, "text": True, "timeout": 50, "cwd": tmp_path},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        cwd=tmp_path,
         env=os.environ | {"FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0"},
     )
     (said,) = [line for line in done.stdout.splitlines() if line.startswith("said")]

@@ -176,10 +176,12 @@ def make_masked_visit(node: Node, content: RecordDict, state: RecordDict) -> Rec
 
 
 def make_unmasking(node: Node, content: RecordDict, state: RecordDict) -> RecordDict:
-    """Of every member one of the two shares that the node holds."""
+    """Of every member one of the two shares that the node holds, for one sum of a round alone."""
     asked = _asked(node, content, Unmasking)
     _mark(node, asked.run, state)
-    return wire.pack(member.reveal(state, asked))
+    revealed = member.reveal(state, asked)
+    Kept(node, asked.run).settle_sum(asked.round, asked.present)
+    return wire.pack(revealed)
 
 
 def _mark(node: Node, run: str, state: RecordDict) -> None:

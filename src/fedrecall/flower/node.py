@@ -21,6 +21,7 @@ from fedrecall.data.federation import Federation
 from fedrecall.data.store import channels
 from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import DTYPES, device_of, federate, normalised
+from fedrecall.flower import sums
 from fedrecall.flower.wire import Data
 from fedrecall.measures import MEASURES
 from fedrecall.memories import AtNode
@@ -261,6 +262,12 @@ class Kept(AtNode):
             marks = sorted(self.folder.glob("answered-*"), key=lambda p: p.stat().st_mtime_ns)
             for path in marks[:-ANSWERED]:
                 path.unlink(missing_ok=True)
+
+    def settle_sum(self, round_number: int, clients: Sequence[int]) -> None:
+        """Note over whom a round is summed, or raise Malformed if it was summed over others before."""
+        with files.writing(self.folder, then="and it takes part again"):
+            self._make()
+            sums.settle(self.folder, round_number, clients)
 
     def _make(self) -> None:
         self.folder.mkdir(0o700, parents=True, exist_ok=True)  # what it holds follows from the data

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,13 +15,13 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedrecall import config as configs
-from fedrecall import payloads, provenance, trees
+from fedrecall import files, payloads, provenance, trees
 from fedrecall.backends.backend import Job
 from fedrecall.config import Config
 from fedrecall.data.store import channels, fixed_statistics, pixels
 from fedrecall.errors import Malformed, UserError
 from fedrecall.flower import code as codes
-from fedrecall.flower import wire
+from fedrecall.flower import sums, wire
 from fedrecall.flower.hosting import Hosting
 from fedrecall.flower.node import ELSEWHERE
 from fedrecall.flower.replies import Replies
@@ -102,6 +103,8 @@ class Nodes:
         """Which start of the run this is: of two the later one's is greater."""
         self.checkpoints: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """The rounds of the two checkpoints that the run may go back to, the older one first."""
+        self.folder: Path | None = None
+        """The run's, if it has one."""
         self.facts: Facts | None = None
         self.up: Any = None
         """The template of uploads, once there is a model."""
@@ -459,10 +462,16 @@ class Nodes:
     ) -> Iterator[Visit]:
         """With secure aggregation: every client that took part is said to have sent the mean."""
         number = jobs[0].round
+        before = None if self.folder is None else sums.noted(self.folder, number)
         secure = Round(partial(self._ask, round_number=number), self.run, number, self.up)
-        mean, reason = None, ""
+        if before is not None:  # the round is played again, and no node helps to sum it over others
+            tasks = {client: task for client, task in tasks.items() if client in before}
+        mean, reason = None, "the round was summed without it before, and is played again as it was"
         try:
             mean = secure.play(tasks, downs, self._weight)
+            if self.folder is not None:
+                with files.writing(self.folder):
+                    sums.settle(self.folder, number, sorted(mean.seconds))
         except Malformed as error:
             reason = str(error)
             for client, why in sorted(secure.failures.items()):  # the run may end before they are recorded

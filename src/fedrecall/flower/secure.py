@@ -157,12 +157,14 @@ class Round:
         present = sorted(self.arrived)
         asked = {c: wire.pack(Unmasking(self.run, self.number, c, present)) for c in present}
         found: dict[int, Revealed] = {}
+        others: list[str] = []
         for client, answer in self.ask(asked, "query.unmask", self._shares).items():
             if isinstance(answer, ValueError):
                 log.warning("client %d, taking off the masks of round %d: %s", client, self.number, answer)
+                others.append(f", client {client}: {answer}")
             else:
                 found[client] = answer
-        _check_left(len(found), masks.threshold(len(self.keys)))
+        _check_left(len(found), masks.threshold(len(self.keys)), *others[:1])
         return found
 
     def _secret(self, client: int, shares: Mapping[int, bytes], digests: list[bytes]) -> bytes:
@@ -248,6 +250,6 @@ def _like(weight: float, template: Tensor, total: Tensor) -> Tensor:
     return (mean if template.is_floating_point() else mean.round()).to(template)
 
 
-def _check_left(count: int, needed: int) -> None:
+def _check_left(count: int, needed: int, why: str = "") -> None:
     if count < needed:
-        raise Malformed(f"{count} clients are left for secure aggregation, {needed} are needed")
+        raise Malformed(f"{count} clients are left for secure aggregation, {needed} are needed{why}")

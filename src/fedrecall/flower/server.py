@@ -33,7 +33,7 @@ from fedrecall.experiment import (
     normalised,
 )
 from fedrecall.flower import hosting as hostings
-from fedrecall.flower import wire
+from fedrecall.flower import sums, wire
 from fedrecall.flower.hosting import Hosting
 from fedrecall.flower.node import ELSEWHERE, own_statistics
 from fedrecall.flower.nodes import Facts, Nodes, Receipt
@@ -185,6 +185,7 @@ class Run(Experiment):
             nodes.run, nodes.start = self._name()
             if self.folder is not None:
                 nodes.checkpoints = self.folder.kept_rounds
+                nodes.folder = self.folder.path
         except BaseException:
             self.close()
             raise
@@ -203,10 +204,11 @@ class Run(Experiment):
         if self.folder is None or facts is None:  # no folder, or no node that is asked anything
             return name, start
         path, what = self.folder.path / AGREED, wire.digest(configs.what(self.config))
-        if path.exists():
-            held = _read(path)
-            if self.history or held.get("what") == what:
-                name, start = str(held["run"]), max(start, int(held.get("start", 0)) + 1)
+        held = _read(path) if path.exists() else {}
+        if held and (self.history or held.get("what") == what):
+            name, start = str(held["run"]), max(start, int(held.get("start", 0)) + 1)
+        else:
+            (self.folder.path / sums.NOTES).unlink(missing_ok=True)  # they are of another run
         with files.writing(self.folder.path):
             begun = {"run": name, "start": start, "what": what}
             files.write_json(path, {**begun, **marks(facts, self.nodes), **facts.data._asdict()})
