@@ -33,6 +33,22 @@ def test_what_is_changed_in_flower_is_there():
     assert {"install_from_fab", "get_load_client_app_fn"} <= answering.keys()
 
 
+def test_nodes_need_no_path_but_that_which_asks_for_keys():
+    """As docs/deploy.md has it, so that a proxy can keep the others from them."""
+    from flwr.supercore.routers.runtime.router import router as runtime
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.superlink.routers.control import router as control
+
+    asked = []
+    client = SimpleNamespace(_unary_unary=lambda path, **_: asked.append(path))
+    for name, method in vars(FleetHttpClient).items():
+        if name[0].isupper():
+            method(client, None)
+    assert len(asked) >= 10
+    assert all(path.startswith("/v1/fleet/") for path in asked)
+    assert (control.prefix, runtime.prefix) == ("/v1/control", "/v1/runtime")
+
+
 STRANGERS = {
     "pyproject.toml": """
 [project]
