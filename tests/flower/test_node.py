@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,12 +19,12 @@ from fedrecall import config as configs
 from fedrecall import provenance
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.scaffold import Memory
-from fedrecall.data.datasets import load
+from fedrecall.data.datasets import export, load
 from fedrecall.errors import UserError
 from fedrecall.experiment import federate
 from fedrecall.flower import code as codes
 from fedrecall.flower import wire
-from fedrecall.flower.node import Kept, Node, Silo
+from fedrecall.flower.node import Kept, Node, Silo, held
 from fedrecall.flower.nodes import _for_nodes
 from fedrecall.flower.wire import Data
 from fedrecall.models.networks import build
@@ -238,6 +239,35 @@ def test_augmentation_of_a_nodes_table_is_refused(divide, tmp_path):
     for name in ("augmentation", "test_augmentation"):
         with pytest.raises(UserError, match=f"^{name} = 'flip' is for images"):
             Silo(node, configs.make({**values, name: "flip"}))
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_data_that_are_withdrawn_are_not_trained_on_any_more(exported, tmp_path, monkeypatch, caplog):
+    """The process has read them; those who are given a message of it are copies."""
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    caplog.set_level("INFO", logger="flwr")
+    folder, rows = tmp_path / "data", [f"{k},{(-1) ** k},{'ab'[k % 2]}" for k in range(40)]
+
+    def put(count: int) -> None:
+        table = tmp_path / "tables" / str(count) if exported else folder
+        table.mkdir(parents=True, exist_ok=True)
+        (table / "train.csv").write_text("\n".join(["x,y,label", *rows[:count]]))
+        if exported:
+            shutil.rmtree(folder, ignore_errors=True)
+            export(load(f"folder:{table}"), folder)
+
+    put(40)
+    node = Node(client=0, data=f"folder:{folder}")
+    assert len(held(node).train) == 32  # a fifth is held out
+    assert held(node) is held(node)
+    assert "read anew" not in caplog.text
+    put(30)
+    assert len(held(node).train) == 24
+    assert held(node) is held(node)
+    assert caplog.text.count("client 0: its data have changed since they were read and are read anew") == 1
+    shutil.rmtree(folder)
+    with pytest.raises(UserError, match="cannot read its data"):
+        held(node)
 
 
 def test_labels_follow_the_names_that_the_federation_agreed_on():

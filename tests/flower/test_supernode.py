@@ -36,8 +36,8 @@ def test_what_is_changed_in_flower_is_there():
 def test_nodes_need_no_path_but_that_which_asks_for_keys():
     """As docs/deploy.md has it, so that a proxy can keep the others from them."""
     from flwr.supercore.routers.runtime.router import router as runtime
-    from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.superlink.routers.control import router as control
+    from flwr.supernode.fleet_http_client import FleetHttpClient
 
     asked = []
     client = SimpleNamespace(_unary_unary=lambda path, **_: asked.append(path))

@@ -104,12 +104,7 @@ def load(
 def _load(
     spec: str | Mapping[str, Any] | Recipe, root: Path | None, cache: Path | None, part: bool
 ) -> Dataset:
-    recipe = spec if isinstance(spec, Recipe) else DATASETS.make(spec)
-    if not isinstance(recipe, Recipe):
-        raise UserError(f"dataset {spec!r} does not derive from fedrecall.data.datasets.Recipe.")
-    name = DATASETS.spec(recipe)["name"]
-    if part and type(recipe) is Folder:
-        recipe = FolderPart(**plain(recipe))
+    recipe, name = _recipe(spec, part)
     root = _root(root)
     labels = recipe.cached(name, root)
     if labels is None:
@@ -135,6 +130,31 @@ def _load(
                 store.delete_unused(stale)
         kept = store.load(path) or made
     return kept
+
+
+def _recipe(spec: str | Mapping[str, Any] | Recipe, part: bool) -> tuple[Recipe, str]:
+    recipe = spec if isinstance(spec, Recipe) else DATASETS.make(spec)
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"dataset {spec!r} does not derive from fedrecall.data.datasets.Recipe.")
+    name = DATASETS.spec(recipe)["name"]
+    if part and type(recipe) is Folder:
+        recipe = FolderPart(**plain(recipe))
+    return recipe, name
+
+
+def version(spec: str, root: Path | None = None, *, part: bool = False) -> str | None:
+    """What changes when the files that ``load`` would read do; None where that cannot be told.
+
+    So it is of a class of somebody's own, unless it says what its cache is called.
+    """
+    recipe, name = _recipe(spec, part)
+    root = _root(root)
+    if (labels := recipe.cached(name, root)) is not None:
+        return labels[1]
+    folder = Path(recipe.path) if isinstance(recipe, Folder) else None
+    if isinstance(recipe, HubImages):
+        folder = recipe.local(name, root)
+    return None if folder is None else _digest(folders.fingerprint_of(folder, folders.walk(folder)))
 
 
 def _read(recipe: Recipe, name: str, root: Path | None) -> Dataset:

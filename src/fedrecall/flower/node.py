@@ -16,7 +16,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import REGISTRIES, Config
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.client import ClientData
-from fedrecall.data.datasets import Dataset, Recipe, load
+from fedrecall.data.datasets import Dataset, Recipe, load, version
 from fedrecall.data.federation import Federation
 from fedrecall.data.store import channels
 from fedrecall.errors import Malformed, UserError
@@ -137,15 +137,27 @@ class Silo:
 
 
 @lru_cache(maxsize=4)
-def _read(spec: str, root: str | None) -> Dataset:
-    return load(spec, root=None if root is None else Path(root), part=True)
+def _read(spec: str, root: Path | None, _version: str | None) -> Dataset:
+    return load(spec, root=root, part=True)
+
+
+_versions: dict[tuple[str, Path | None], str | None] = {}
+"""Of what was read last."""
 
 
 def held(node: Node) -> Dataset:
-    """The node's data, read once; of what is wrong with them no more than that is for the server to know."""
+    """The node's data, read when their files have changed; of what is wrong with them no more than that is
+    for the server to know."""
+    root = None if node.data_root is None else Path(node.data_root)
     try:
         with specs.anything():  # the owner names it, not the run
-            return _read(node.data, node.data_root)
+            now = version(node.data, root, part=True)
+            if _versions.setdefault((node.data, root), now) != now:
+                log.info(
+                    "client %d: its data have changed since they were read and are read anew", node.client
+                )
+                _versions[node.data, root] = now
+            return _read(node.data, root, now)
     except Exception as error:
         log.error(
             "client %d cannot read its data: %s",
