@@ -26,6 +26,11 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from flwr.superlink.servicer.fleet import fleet_handlers
 from safetensors.torch import load, save
 from tests.flower.grids import Grid
 from tests.flower.links import Link
@@ -1436,6 +1441,44 @@ def test_a_client_that_comes_back_under_another_id_takes_part_again(tmp_path):
     grid = Grid(held, tamper)
     result = play(grid, rounds=3)
     assert [len(r["failures"]) for r in result.history] == [0, 1, 0]
+
+
+def test_who_was_a_client_first_gets_its_place_back_and_the_log_says_who_had_it(tmp_path, caplog):
+    """With a registered key a node keeps its id, so that its return is not taken for somebody else's."""
+    held = nodes(tmp_path)
+    own = held[1007]
+
+    def tamper(node: int, reply: Message) -> Message:
+        sent = grid.sent[-1].metadata
+        if node == 1007 and (sent.message_type, sent.group_id) == ("train", "1"):
+            del held[1007]
+            held[2222] = own
+        if node == 2222 and (sent.message_type, sent.group_id) == ("train", "2"):
+            held[1007] = own
+        return reply
+
+    grid = Grid(held, tamper)
+    result = play(grid, rounds=3)
+    assert [r["failures"] for r in result.history] == [[]] * 3
+    trained = [m.metadata for m in grid.sent if m.metadata.message_type == "train"]
+    assert [{m.dst_node_id for m in trained if m.group_id == r} - {1000, 1014} for r in "123"] == [
+        {1007}, {2222}, {1007}
+    ]  # fmt: skip
+    told = [r.getMessage().partition(":")[0] for r in caplog.records if r.levelname == "ERROR"]
+    assert told == [
+        "client 1 is now node 2222, and was node 1007",
+        "client 1 is now node 1007, and was node 2222",
+    ]
+
+
+def test_a_node_with_a_registered_key_has_the_same_id_whenever_it_is_started():
+    """As docs/deploy.md has it of Flower."""
+    state = InMemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())
+    node = state.create_node("", "", b"its public key", 30.0)
+    started = ActivateNodeRequest(public_key=b"its public key", heartbeat_interval=30.0)
+    for _ in range(2):
+        assert fleet_handlers.activate_node(started, state).node_id == node
+        state.deactivate_node(node)
 
 
 def test_a_client_that_is_slow_to_say_who_it_is_takes_part_again(tmp_path):

@@ -116,6 +116,10 @@ class Nodes:
         """Clients that have said that they have test examples."""
         self._known: dict[int, Announcement] = {}
         """By node id; several nodes may say the same number."""
+        self._first: dict[int, int] = {}
+        """Of each client the node that was it first in this run; it is preferred to others that say so."""
+        self._last: dict[int, int] = {}
+        """Of each client the node that is it, or was until it left."""
         self._doubted: set[int] = set()
         """Of those known, nodes whose last reply was no good: they may be others by now, and are asked."""
         self._asked = Replies(grid)
@@ -219,13 +223,21 @@ class Nodes:
                     *(said.client, wire.tidy(said.version), provenance.version()),
                 )
             self._known[node] = said
-            if first != node and self.facts is not None:
+            if node not in (first, self._first.get(said.client)) and self.facts is not None:
                 log.warning(
                     "node %d says it is client %d, which node %d is: it is left out for as long as that one "
                     "is online",
                     *(node, said.client, first),
                 )
         for client, node in self._clients().items():
+            if (last := self._last.get(client, node)) != node:
+                log.error(
+                    "client %d is now node %d, and was node %d: with registered keys, by which nodes keep "
+                    "their ids, this is another one; without keys it may have been started again",
+                    *(client, node, last),
+                )
+            self._first.setdefault(client, node)
+            self._last[client] = node
             said = self._known[node]
             self._examples[client] = said.examples
             (self._testers.add if said.test_examples else self._testers.discard)(client)
@@ -328,6 +340,8 @@ class Nodes:
         """Node of each client; of several that say the same number the one that was here first."""
         here: dict[int, int] = {}
         for node, said in self._known.items():
+            if self._first.get(said.client) == node:
+                here[said.client] = node
             here.setdefault(said.client, node)
         return here
 
