@@ -1,6 +1,7 @@
 """The server and the nodes without processes between them: what is computed, and what is refused."""
 
 import errno
+import json
 import math
 import os
 import re
@@ -1195,8 +1196,76 @@ def test_clients_remember_what_is_needed_and_no_more(every, kept, tmp_path):
 
 def test_nothing_is_remembered_where_there_is_nothing_to_remember(tmp_path):
     play(Grid(nodes(tmp_path / "m")), algorithm="fedntd", rounds=1, out=str(tmp_path / "run"))
-    assert not (tmp_path / "m").exists()
+    assert {p.name for p in (tmp_path / "m").iterdir()} == {f"answers-{k:06d}.jsonl" for k in range(3)}
     assert not list((tmp_path / "run").rglob("*client-*"))  # nor has the server receipts
+
+
+def noted(folder: Path, client: int) -> list[dict[str, object]]:
+    """What a node has noted of its answers."""
+    return [json.loads(line) for line in (folder / f"answers-{client:06d}.jsonl").read_text().splitlines()]
+
+
+def test_a_node_notes_all_that_leaves_it(tmp_path):
+    """Compared with what the server received."""
+    grid, run = Grid(nodes(tmp_path / "m")), {"algorithm": "scaffold", "rounds": 2, "dataset": ""}
+    play(grid, **run, auxiliary_per_class="", out=str(tmp_path / "run"))
+    name = json.loads((tmp_path / "run" / "federation.json").read_text())["run"]
+    for node, own in grid.nodes.items():
+        received = [m for m in grid.received if m.metadata.src_node_id == node]
+        lines = noted(tmp_path / "m", own["client"])
+        assert [line["kind"] for line in lines] == ["query", *["train", "evaluate"] * 2]
+        for line, message in zip(lines, received, strict=True):
+            said = message.content["values"]
+            assert line["kind"] == message.metadata.message_type
+            assert line["values"] == sorted(said)
+            assert line["algorithm"] == "scaffold"
+            assert line.get("round") == said.get("round")
+            assert line.get("run") == (None if line["kind"] == "query" else name)
+            assert line["examples"] == (said["examples"] if "examples" in said else sum(said["confusion"]))
+            if "arrays" not in message.content:
+                assert not {"arrays", "bytes", "masked"} & line.keys()
+                continue
+            packed = message.content["arrays"]["safetensors"].data
+            assert line["arrays"] == {name: list(t.shape) for name, t in load(packed).items()}
+            assert (line["bytes"], line["masked"]) == (len(packed), False)
+    assert len({line["config"] for k in range(3) for line in noted(tmp_path / "m", k)}) == 1
+    (path, *_) = (tmp_path / "m").glob("answers-*")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_node_notes_what_it_refuses_and_what_is_masked(tmp_path):
+    grid = Grid(nodes(tmp_path, secure=True))
+    with pytest.raises(UserError, match="lets it train with secure aggregation only"):
+        play(grid, rounds=1)
+    play(grid, rounds=1, secure="equal")
+    query, refused, *lines = noted(tmp_path, 0)
+    assert (query["kind"], refused["kind"], refused["round"]) == ("query", "train", 1)
+    assert refused["refused"].startswith("its owner lets it train with secure aggregation only")
+    assert not {"values", "arrays"} & refused.keys()
+    kinds = ["query", "query.keys", "query.shares", "train.masked", "query.unmask"]
+    assert [line["kind"] for line in lines] == kinds
+    assert [line.get("masked") for line in lines] == [None, None, None, True, None]
+    assert lines[3]["algorithm"] == "fedavg"
+    assert lines[3]["values"] == ["client", "round", "seconds"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"algorithm": 3}', '{"algorithm": {"name": [1]}}'])
+def test_whatever_a_node_is_asked_its_answer_is_noted(text, tmp_path):
+    grid = Grid(nodes(tmp_path, count=1))
+    for content in ({}, {"config": text}, {"task": text, "round": "x" * 10**6, "run": text}, {"config": 1.5}):
+        grid.push_messages([Message(RecordDict({"values": ConfigRecord(content)}), 1000, "train")])
+    lines = noted(tmp_path, 0)
+    assert ["refused" in line for line in lines] == [True] * 4
+    assert all(len(json.dumps(line)) < 3000 for line in lines)
+
+
+def test_what_a_node_cannot_note_does_not_leave_it(tmp_path):
+    (tmp_path / "m").write_text("no folder")
+    grid = Grid(nodes(tmp_path / "m"))
+    with pytest.raises(UserError, match=r"cannot write to .*/m: File exists"):
+        play(grid, rounds=1)
+    assert all(set(m.content["values"]) == {"reason", "client"} for m in grid.received)
 
 
 def test_a_node_that_lost_its_memory_says_so(tmp_path):

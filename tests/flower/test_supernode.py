@@ -83,7 +83,7 @@ from fedrecall.flower import supernode
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 message = Message(RecordDict({"values": ConfigRecord({"config": "{}", "code": "{}"})}), 1, "query")
 message.metadata.__dict__["_message_id"] = "asked"
-context = Context(1, 1, {"client": 0, "data": "folder:secret", "secure": True}, RecordDict(), {})
+context = Context(1, 1, {"client": 0, "data": "folder:secret", "memory": "m"}, RecordDict(), {})
 fab = build_fab_from_disk(Path("app"))
 def pulled(client):
     digest = __import__("hashlib").sha256(fab).hexdigest()

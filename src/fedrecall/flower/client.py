@@ -19,8 +19,8 @@ from fedrecall.config import Config
 from fedrecall.downloads import arrived
 from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import make_model
+from fedrecall.flower import answers, member, wire
 from fedrecall.flower import code as codes
-from fedrecall.flower import member, wire
 from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo, held, told_statistics
 from fedrecall.flower.wire import (
     UNKNOWN,
@@ -57,7 +57,7 @@ def _answer(handler: Handler, message: Message, context: Context) -> Message:
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    client = UNKNOWN
+    node, client = None, UNKNOWN
     try:
         node = Node.of(context.node_config)
         client = node.client
@@ -69,7 +69,17 @@ def _answer(handler: Handler, message: Message, context: Context) -> Message:
         log.exception("this node failed where it should not have")
         reason = f"it failed ({type(error).__name__}): its own log says why."
         content = wire.pack(Refusal(reason, client))
-    return Message(content, reply_to=message)
+    return Message(content if node is None else _noted(node, message, content), reply_to=message)
+
+
+def _noted(node: Node, message: Message, content: RecordDict) -> RecordDict:
+    """The answer, once the node's own record has it; else why it does not leave."""
+    try:
+        answers.note(node, message, content)
+    except UserError as error:
+        log.error("client %d does not answer what it cannot note: %s", node.client, error)
+        return wire.pack(Refusal(wire.tidy(str(error)), node.client))
+    return content
 
 
 @app.query()
