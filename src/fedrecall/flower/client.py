@@ -21,7 +21,7 @@ from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import make_model
 from fedrecall.flower import answers, member, wire
 from fedrecall.flower import code as codes
-from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo, held, told_statistics
+from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo, told_statistics
 from fedrecall.flower.wire import (
     UNKNOWN,
     Announcement,
@@ -136,7 +136,7 @@ def announce(node: Node, content: RecordDict) -> RecordDict:
 
 
 def _announcement(node: Node, config: Config, silo: Silo) -> Announcement:
-    d = held(node)
+    d = silo.held
     mean, std = told_statistics(d) if config.normalisation == "data" else ([], [])
     return Announcement(
         node.client,

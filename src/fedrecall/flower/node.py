@@ -93,7 +93,8 @@ class Silo:
 
     def __init__(self, node: Node, config: Config, data: Data | None = None):
         """``data`` has the names and statistics that the federation agreed on, once it has."""
-        dataset = held(node)
+        self.held = dataset = held(node)
+        """What the node holds, before anything was agreed on."""
         if data is not None:
             dataset = _agreed(dataset, data, node.client)
         dataset = normalised(config, dataset)  # whatever the server says
