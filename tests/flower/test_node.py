@@ -280,7 +280,9 @@ def test_labels_follow_the_names_that_the_federation_agreed_on():
     assert (theirs.train.mean.item(), theirs.train.std.item()) == (0.25, 0.5)
     with pytest.raises(UserError, match="its class '9' is not among the federation's"):
         Silo(node, config, Data(names[1:], [0.25], [0.5]))
-    with pytest.raises(UserError, match=r"examples are \[1, 8, 8\], for which the federation's 3 means and 3 deviations are not"):
+    with pytest.raises(
+        UserError, match=r"are \[1, 8, 8\], for which the federation's 3 means and 3 deviations"
+    ):
         Silo(node, config, Data(names, [0.1] * 3, [0.1] * 3))
 
 
