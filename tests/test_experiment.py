@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 import fedrecall
 from fedrecall import config as configs
 from fedrecall import experiment as experiments
-from fedrecall import trees
+from fedrecall import rounds, trees
 from fedrecall.algorithms import FedAvg
+from fedrecall.backends import open_backend
 from fedrecall.data import partitions
 from fedrecall.data.datasets import Split, load
 from fedrecall.errors import Interrupted, UserError
@@ -525,6 +526,17 @@ def test_a_run_that_is_looked_at_less_often_from_here_on_still_looks_back(tmp_pa
     looked_back = table[[0, 1, 2, 3]].max(0)  # not at round 5, which was tested for having been the last
     last = np.array(again[5]["class_accuracy"])
     assert again[5]["forgetting"] == pytest.approx((looked_back - last).mean())
+
+
+def test_the_mean_of_finite_losses_is_finite():
+    def absurd(jobs):
+        return [visit._replace(loss=1.7e308) for visit in backend.map(jobs)]
+
+    run = Experiment(config(rounds=1))
+    backend = open_backend("serial", run.work)
+    (record,) = rounds.drive(run.loop(), absurd).history
+    run.close()
+    assert record["train_loss"] == pytest.approx(1.7e308)
 
 
 def test_a_failure_can_stop_the_run():

@@ -385,7 +385,7 @@ class Experiment:
             "round": number,
             "lr": config.training.sgd(number, 1).lr,
             "chains": played.chains,
-            "train_loss": sum(v.loss for v in good) / len(good),
+            "train_loss": sum(v.loss / len(good) for v in good),  # the sum of finite ones may be infinite
             "failures": [str(f) for f in failures],
             "bytes_down": played.bytes_down,
             "bytes_up": played.bytes_up,
