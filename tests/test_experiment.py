@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import fedrecall
 from fedrecall import config as configs
 from fedrecall import experiment as experiments
-from fedrecall import rounds, trees
+from fedrecall import trees
 from fedrecall.algorithms import FedAvg
 from fedrecall.backends import open_backend
 from fedrecall.data import partitions
@@ -30,6 +30,7 @@ from fedrecall.errors import Interrupted, UserError
 from fedrecall.experiment import Experiment, device_of
 from fedrecall.measures.accuracy import evaluate
 from fedrecall.records import RunFolder
+from fedrecall.rounds import drive
 
 SMALL = {
     "algorithm": "fedntd",
@@ -534,7 +535,7 @@ def test_the_mean_of_finite_losses_is_finite():
 
     run = Experiment(config(rounds=1))
     backend = open_backend("serial", run.work)
-    (record,) = rounds.drive(run.loop(), absurd).history
+    (record,) = drive(run.loop(), absurd).history
     run.close()
     assert record["train_loss"] == pytest.approx(1.7e308)
 

@@ -9,7 +9,16 @@ import torch
 
 from fedrecall.errors import UserError
 from fedrecall.memories import Memories
-from fedrecall.records import PENDING, Checkpoint, History, RunFolder, read_metrics, whole
+from fedrecall.records import (
+    PENDING,
+    Checkpoint,
+    History,
+    RunFolder,
+    how_often,
+    read_metrics,
+    steps,
+    whole,
+)
 
 
 @pytest.fixture
@@ -65,6 +74,25 @@ def test_the_millionth_round_comes_after_the_others(folder):
     folder.append({"round": 1})
     folder.rewind(1_000_000)
     assert [c.round_number for c in folder.checkpoints()] == [1_000_000]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "words"),
+    [
+        ([1, 2, 3], "every round"),
+        ([4, 8, 12], "every 4 rounds"),
+        ([3, 6, 7, 8], "every 3 rounds up to round 6, then every round"),
+        ([2, 3, 6, 9], "every 2 rounds up to round 2, then every round up to round 3, then every 3 rounds"),
+        ([], "at the end alone"),
+    ],
+)
+def test_how_often_there_was_something_is_told_as_it_was(rounds, words):
+    assert how_often(rounds) == words
+    told, at = [], 0
+    for step, end in steps(rounds):  # which says all of it
+        told += range(at + step, end + 1, step)
+        at = end
+    assert told == rounds
 
 
 @pytest.mark.parametrize("suffix", ["json", "safetensors"])

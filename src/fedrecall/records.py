@@ -397,6 +397,33 @@ def whole(records: Sequence[dict[str, Any]], where: Path) -> Sequence[dict[str, 
     return records
 
 
+def looked_back_on(records: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The evaluated rounds that forgetting looks back on, up to the last but one round.
+
+    One that was evaluated because the run was to end there is none of them.
+    """
+    return [r["round"] for r in records[:-1] if "accuracy" in r and not r.get("off_grid")]
+
+
+def steps(rounds: Sequence[int]) -> list[tuple[int, int]]:
+    """(so many rounds from one to the next, up to this one): [(3, 6), (1, 8)] of 3, 6, 7 and 8."""
+    found: list[tuple[int, int]] = []
+    for before, after in zip([0, *rounds], rounds, strict=False):
+        if found and found[-1][0] == after - before:
+            found.pop()
+        found.append((after - before, after))
+    return found
+
+
+def how_often(rounds: Sequence[int]) -> str:
+    """The same in words: every 3 rounds up to round 6, then every round."""
+    said = ["every round" if step == 1 else f"every {step} rounds" for step, _ in steps(rounds)]
+    if not said:
+        return "at the end alone"
+    ends = [f" up to round {end}" for _, end in steps(rounds)[:-1]] + [""]
+    return ", then ".join(map("".join, zip(said, ends, strict=True)))
+
+
 _IDENTIFIES = ("clients", "chains", "round", "sizes", "neurons")
 """What in a record says of whom or of what its numbers are."""
 

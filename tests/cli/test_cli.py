@@ -91,7 +91,13 @@ def test_runs_that_were_looked_at_after_other_rounds_are_not_compared(call):
     assert call("compare", "fedavg", *SMALL, "--out", "x")[0] == 0
     code, _, err = call("compare", "fedavg", "fedprox", *SMALL, "--evaluate-every", "2", "--out", "x")
     assert code == 2
-    assert "was evaluated every 1 rounds, not every 2" in err
+    assert "was evaluated every round, not every 2 rounds" in err
+    assert "give --evaluate-every 1, or another --out" in err
+    run = ("run", "--resume", "--out", "x/fedavg-seed0", "--rounds", "4", "--evaluate-every", "2")
+    assert call(*run)[0] == 0
+    code, _, err = call("compare", "fedavg", *SMALL, "--rounds", "4", "--evaluate-every", "2", "--out", "x")
+    assert code == 2  # though it was begun as the last start said
+    assert "was evaluated every round" in err
 
 
 def test_a_mistyped_folder_is_not_a_new_run(call, tmp_path):

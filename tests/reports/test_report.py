@@ -266,9 +266,27 @@ def test_runs_that_were_looked_at_after_other_rounds_are_said_not_to_compare(tmp
     write(tmp_path / "runs" / "a")
     other = write(tmp_path / "runs" / "b", algorithm="fedntd")
     assert "Not alike" not in build(open_runs([tmp_path / "runs"]))
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "evaluate_every": 4}))
-    assert "runs were evaluated every 1 or 4 rounds" in build(open_runs([tmp_path / "runs"]))
+    lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (other / "metrics.jsonl").write_text("".join(lines[:4]))
+    assert "Not alike" not in build(open_runs([tmp_path / "runs"]))  # as far as it is
+    (other / "metrics.jsonl").write_text("".join(lines))
+    changed(other, lambda record: record["round"] in (1, 2, 4) and record.pop("accuracy"))
+    said = build(open_runs([tmp_path / "runs"]))
+    assert "runs were evaluated every round or every 3 rounds up to round 3, then every 2 rounds: " in said
+
+
+def test_a_round_that_was_evaluated_for_being_the_last_is_not_looked_back_on(tmp_path):
+    for name, ends in (("straight", (5,)), ("extended", (3, 5))):
+        write(tmp_path / name, algorithm="fedntd" if len(ends) > 1 else "fedavg", rounds=5)
+
+        def as_asked(record, ends=ends):
+            if record["round"] % 2 and record["round"] not in ends:
+                del record["accuracy"]
+            elif record["round"] % 2:
+                record["off_grid"] = True
+
+        changed(tmp_path / name, as_asked)
+    assert "Not alike" not in build(open_runs([tmp_path]))
 
 
 def test_what_was_promised_is_beside_what_was_reached(tmp_path):

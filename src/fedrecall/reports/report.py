@@ -21,7 +21,7 @@ from fedrecall.errors import NothingYet, UserError, nearest
 from fedrecall.measures import costs
 from fedrecall.measures.accuracy import credibility
 from fedrecall.provenance import named
-from fedrecall.records import OF_OWN, scalars, sites, worst
+from fedrecall.records import OF_OWN, how_often, looked_back_on, scalars, sites, worst
 from fedrecall.reports import charts
 from fedrecall.reports.charts import Interval, Line, heat, lines, scroller, table
 from fedrecall.reports.markup import Html, tag, text
@@ -235,11 +235,9 @@ def _header(page: Page, title: str) -> Html:
         ("Left out: ", f"{run.name} has no evaluated round in common with the other seeds of its experiment.")
         for run in page.astray
     ]
-    steps = sorted({int(run.config.get("evaluate_every", 1)) for run in page.runs})
-    if len(steps) > 1:
-        rounds = f"runs were evaluated every {' or '.join(map(str, steps))} rounds"
+    if often := _unlike(page.runs):
         looks = "forgetting, consistency and the best round look back on other rounds, and do not compare"
-        warnings.append(("Not alike: ", f"{rounds}: {looks}."))
+        warnings.append(("Not alike: ", f"runs were evaluated {' or '.join(often)}: {looks}."))
     warnings += [("Validation: ", f"{w}.") for w in validated(page.runs)]
     warnings += [("Tested in part: ", f"{w}.") for w in partly_tested(page.runs)]
     warnings += [("Twice: ", f"{w}.") for w in left_out(page.groups)]
@@ -250,6 +248,14 @@ def _header(page: Page, title: str) -> Html:
         tag("p", said),
         *(tag("p", tag("strong", head), w, class_="warning") for head, w in warnings),
     )
+
+
+def _unlike(runs: Sequence[Run]) -> list[str]:
+    """How often runs were evaluated, in words, if some look back on other rounds than others do."""
+    looked = {run.path: looked_back_on(run.records) for run in runs}
+    longest = looked[max(runs, key=lambda run: len(run.records)).path]
+    alike = all(looked[run.path] == [r for r in longest if r < len(run.records)] for run in runs)
+    return [] if alike else list(dict.fromkeys(map(how_often, looked.values())))
 
 
 def _toolbar(page: Page, names: Sequence[str]) -> Html:

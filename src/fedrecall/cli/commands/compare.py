@@ -29,7 +29,7 @@ from fedrecall.data.datasets import Dataset, load
 from fedrecall.errors import Busy, Diverged, UserError
 from fedrecall.experiment import Experiment, Result, check, device_of
 from fedrecall.models.networks import MODELS
-from fedrecall.records import RunFolder
+from fedrecall.records import RunFolder, how_often, looked_back_on, steps
 from fedrecall.reports.statistics import paired_difference, summary
 from fedrecall.together import play, stacks
 
@@ -205,11 +205,15 @@ def _check_alike(made: Config, folder: Path | None) -> None:
     """Raise UserError if the run in the folder was looked at after other rounds."""
     if folder is None or not RunFolder(folder).started:
         return
-    every = RunFolder(folder).config().get("evaluate_every", made.evaluate_every)
-    if every != made.evaluate_every:
+    records = RunFolder(folder).metrics()
+    looked, every = looked_back_on(records), made.evaluate_every
+    wanted = list(range(every, len(records), every))
+    if looked != wanted:
+        said, found = how_often(looked), steps(looked)
+        same = f"--evaluate-every {found[0][0]}, or " if len(found) == 1 else ""
         raise UserError(
-            f"{folder} was evaluated every {every} rounds, not every {made.evaluate_every}, and forgetting "
-            f"depends on it: give --evaluate-every {every}, or another --out."
+            f"{folder} was evaluated {said}, not {how_often([every])}, and forgetting depends on it: give "
+            f"{same}another --out."
         )
 
 
