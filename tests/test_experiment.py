@@ -29,7 +29,7 @@ from fedrecall.data.datasets import Split, load
 from fedrecall.errors import Interrupted, UserError
 from fedrecall.experiment import Experiment, device_of
 from fedrecall.measures.accuracy import evaluate
-from fedrecall.records import RunFolder
+from fedrecall.records import Fault, RunFolder
 from fedrecall.rounds import drive
 
 SMALL = {
@@ -488,6 +488,33 @@ def test_a_model_too_far_gone_to_be_tested_is_not_what_a_run_goes_on_from(tmp_pa
             run.run()
     found = Experiment(config(algorithm="fedavg", precision="float32"), tmp_path / "run", resume=True).run()
     assert [math.isfinite(r["loss"]) for r in found.history] == [True] * 4
+
+
+def test_what_ended_a_run_stands_in_its_folder_until_it_goes_on(tmp_path, monkeypatch):
+    def aggregate(self, server, ups, cohort):
+        made.append(len(made))
+        assert folder.fault is None
+        if len(made) == 3:
+            raise error
+        return server
+
+    folder = RunFolder(tmp_path / "run")
+    for error, reason in ((UserError("it is too far."), "it is too far."), (KeyError("w"), "KeyError: 'w'")):
+        made: list[int] = []
+        run = Experiment(config(algorithm="fedavg", rounds=6), folder.path, resume=True)
+        with monkeypatch.context() as changed:
+            changed.setattr(FedAvg, "aggregate", aggregate)
+            with pytest.raises(type(error)):
+                run.run()
+        assert folder.fault == Fault(len(folder.metrics()) + 1, reason)
+    assert folder.fault.round_number == 5
+    assert len(Experiment(config(algorithm="fedavg", rounds=6), folder.path, resume=True).run().history) == 6
+    assert folder.fault is None
+
+
+def test_a_run_that_was_stopped_has_not_failed(tmp_path):
+    stopped_at(2, config(), tmp_path / "run")
+    assert RunFolder(tmp_path / "run").fault is None
 
 
 def test_where_a_saved_model_cannot_be_trained_on_the_way_back_is_said(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,7 +38,7 @@ from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.networks import build, real
 from fedrecall.models.trained import Inputs, Trained
-from fedrecall.records import INPUTS, Checkpoint, History, RunFolder, accuracy_word, whole
+from fedrecall.records import INPUTS, Checkpoint, Fault, History, RunFolder, accuracy_word, whole
 from fedrecall.sinks import following
 from fedrecall.training import Failure
 
@@ -318,6 +318,7 @@ class Experiment:
             with files.writing(self.folder.path):
                 files.write_json(self.folder.path / "config.json", configs.as_dict(self.config))
                 files.write_json(self.folder.path / "made.json", self._starts)
+                self.folder.go_on()
         last = self.history[-1] if self.history else {}
         awaited = self.finished or (self.evaluated_elsewhere and self._due(len(self.history)))
         if self.folder is not None and last and "accuracy" not in last and awaited:
@@ -329,7 +330,11 @@ class Experiment:
     def loop(self) -> rounds.Dialogue[Result]:
         """The rounds that are left, as a dialogue with whoever makes the visits."""
         while not self.finished:
-            yield from self._round(len(self.history) + 1)
+            try:
+                yield from self._round(len(self.history) + 1)
+            except Exception as error:
+                self._note(error)
+                raise
             if self._stop is not None and not self.finished:
                 self._save_stopped(len(self.history))
                 self.heed_stop()
@@ -341,6 +346,13 @@ class Experiment:
             self.federation,
             self.folder.path if self.folder else None,
         )
+
+    def _note(self, error: Exception) -> None:
+        """Leave word in the run folder of what ends the run, if that can be written."""
+        said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        if self.folder is not None:
+            with suppress(OSError, UserError):
+                self.folder.fail(Fault(len(self.history) + 1, said))
 
     def ask_to_stop(self, signum: int) -> None:
         """Stop after the round that is being played; asked twice, at once."""

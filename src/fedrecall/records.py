@@ -6,6 +6,7 @@ again.json        how many rounds were played again, where these have other nois
 inputs.json       what the model is given, and what its answers are called
 partition.json    who holds which examples
 metrics.jsonl     one line a round
+failed.json       in which round an error ended the run, and which; gone when it goes on
 pending.json      the record of a round whose model others are asked to evaluate, until they have
 checkpoints/      round-000010.json names the arrays, their checksum and the clients' memories
 memories/         what clients remember, for algorithms whose clients do
@@ -27,6 +28,7 @@ from fedrecall import files, memories
 from fedrecall.errors import Busy, UserError
 
 INPUTS = "inputs.json"
+FAILED = "failed.json"
 PENDING = "pending.json"
 KEPT = 2  # checkpoints: if the last is damaged the one before is used
 
@@ -37,6 +39,13 @@ class Checkpoint(NamedTuple):
     round_number: int
     arrays: dict[str, Tensor]
     memories: dict[str, str]
+
+
+class Fault(NamedTuple):
+    """The error that ended a run."""
+
+    round_number: int
+    reason: str
 
 
 class RunFolder:
@@ -60,7 +69,7 @@ class RunFolder:
 
     def forget(self) -> None:
         """Let a run that has recorded nothing be begun anew, by this process alone."""
-        for name in ("config.json", "partition.json", "made.json", "again.json"):
+        for name in ("config.json", "partition.json", "made.json", "again.json", FAILED):
             (self.path / name).unlink(missing_ok=True)
 
     def acquire(self) -> None:
@@ -108,6 +117,26 @@ class RunFolder:
         if not isinstance(found, dict):
             raise UserError(f"{self.path / 'config.json'} does not hold a config.")
         return found
+
+    @property
+    def fault(self) -> Fault | None:
+        """The error that ended the run, if one did and it has not gone on since."""
+        path = self.path / FAILED
+        if not files.found(path):
+            return None
+        held = files.read_json(path)
+        if not isinstance(held, dict) or type(held.get("round")) is not int:
+            raise UserError(f"{path} does not say in which round the run failed: delete it.")
+        return Fault(held["round"], str(held.get("reason")))
+
+    def fail(self, fault: Fault) -> None:
+        """Note the error that ends the run."""
+        self._check_held()
+        files.write_json(self.path / FAILED, {"round": fault.round_number, "reason": fault.reason})
+
+    def go_on(self) -> None:
+        """Forget the error that ended the run."""
+        (self.path / FAILED).unlink(missing_ok=True)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every round's record; a line cut short by a crash at the end is left out."""

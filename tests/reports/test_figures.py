@@ -22,6 +22,7 @@ from fedrecall.measures.alignment import preferences
 from fedrecall.measures.features import circle_density, features, on_circle
 from fedrecall.models.networks import MODELS
 from fedrecall.papers import table
+from fedrecall.records import Fault, RunFolder
 from fedrecall.reports.figures import FIGURES, draw
 from fedrecall.reports.figures.figure import heat, legend_below, page
 from fedrecall.reports.figures.forgetting import skew
@@ -494,6 +495,16 @@ def test_a_figure_says_which_runs_are_not_finished_or_counted_twice(tmp_path, ou
     with pytest.raises(SystemExit, match="0"):
         app(["figure", "fedssd/fig9", str(tmp_path / "runs"), "--out", str(out)])
     assert "going stands at round 4 of 6." in capsys.readouterr().out
+
+
+def test_a_figure_leaves_out_a_seed_that_failed_and_says_so(tmp_path, out):
+    for seed, played in ((0, 6), (1, 6), (2, 2)):
+        write(tmp_path / str(seed), seed=seed, played=played)
+    RunFolder(tmp_path / "2").fail(Fault(3, "client 4 gave NaN."))
+    drawn = draw("fedntd/fig13", [tmp_path], out)
+    assert drawn.notes == ["2 failed at round 3 of 6: client 4 gave NaN."]
+    RunFolder(tmp_path / "2").go_on()
+    assert draw("fedntd/fig13", [tmp_path], out).notes == ["2 stands at round 2 of 6."]
 
 
 def test_accuracy_over_time_and_time_to_target(runs, out):

@@ -13,6 +13,7 @@ from tests.reports.synthetic import AGREED, MADE, accuracies, changed, of_nodes,
 
 import fedrecall
 from fedrecall.errors import UserError
+from fedrecall.records import Fault, RunFolder
 from fedrecall.reports import charts
 from fedrecall.reports.markup import Html, tag, text
 from fedrecall.reports.report import MOST_SITES, build, default_targets, pairs
@@ -260,6 +261,66 @@ def test_runs_that_are_not_finished_are_told_apart(tmp_path):
     assert found.column("accuracy", "round") == [1, 2, 3, 4]
     with pytest.raises(UserError, match="nothing to report"):
         build(open_runs([tmp_path / "idle"]))
+
+
+def failed(run, number, reason="client 3 gave NaN. The model before it is kept."):
+    RunFolder(run).fail(Fault(number, reason))
+    return run
+
+
+def test_a_seed_that_failed_is_left_out_and_does_not_shorten_the_others(tmp_path):
+    for seed in (0, 1, 2):
+        write(tmp_path / f"avg-{seed}", seed=seed)
+        write(tmp_path / f"ntd-{seed}", algorithm="fedntd", seed=seed, better=1, played=2 if seed == 1 else 6)
+    failed(tmp_path / "ntd-1", 3)
+    found = Page(build(open_runs([tmp_path])))
+    rows = {row[0]: row for row in found.tables["results-table"][1:]}
+    assert rows["fedavg"][1:3] == ["3", "6"]
+    assert rows["fedntd"][1:3] == ["2 of 3, 1 failed", "6"]
+    ends = [100 * accuracies(seed, 1, 6, 3).mean(1)[-1] for seed in (0, 2)]
+    assert rows["fedntd"][3] == f"{np.mean(ends):.2f} ± {np.std(ends, ddof=1):.2f}"
+    assert found.column("accuracy", "round") == [1, 2, 3, 4, 5, 6]
+    assert found.tables["comparison-accuracy"][1][:2] == ["fedntd − fedavg", "2"]
+    said = " ".join(found.words)
+    assert "Failed:  ntd-1 failed at round 3 of 6: client 3 gave NaN. The model before it is kept. " in said
+    assert "Not finished" not in said
+    assert "ntd-1  · failed at round 3 of 6" in said
+
+
+def test_an_experiment_whose_seeds_all_failed_is_shown_as_far_as_it_went_and_not_compared(tmp_path):
+    write(tmp_path / "avg")
+    failed(write(tmp_path / "ntd", algorithm="fedntd", played=2), 3)
+    failed(write(tmp_path / "early", algorithm="fedntd", seed=1, played=0), 1)
+    failed(write(tmp_path / "prox", algorithm="fedprox", played=0), 1)
+    found = Page(build(open_runs([tmp_path])))
+    rows = {row[0]: row[1:3] for row in found.tables["results-table"][1:]}
+    assert rows == {"fedavg": ["1", "6"], "fedntd": ["1, failed", "2"]}
+    assert "comparison-accuracy" not in found.tables
+    said = " ".join(found.words)
+    for name, number in (("ntd", 3), ("early", 1), ("prox", 1)):
+        assert f"{name} failed at round {number} of 6: client 3 gave NaN" in said
+
+
+def test_a_seed_that_failed_and_was_made_anew_is_the_new_one(tmp_path):
+    failed(write(tmp_path / "a", played=5), 6)
+    write(tmp_path / "b", played=1)
+    (group,) = arrange(open_runs([tmp_path]))
+    assert [run.name for run in group.runs] == ["b"]
+
+
+def test_a_seed_that_has_just_begun_does_not_shorten_the_others(tmp_path):
+    for seed, played in ((0, 6), (1, 3), (2, 2)):
+        write(tmp_path / f"avg-{seed}", seed=seed, played=played)
+    found = Page(build(open_runs([tmp_path])))
+    assert found.tables["results-table"][1][1:3] == ["3", "2"]  # half of the three are at round 3
+    assert "avg-2 stands at round 2 of 6: the curves and numbers of its experiment end" in " ".join(
+        found.words
+    )
+    write(tmp_path / "avg-3", seed=3)
+    found = Page(build(open_runs([tmp_path])))
+    assert found.tables["results-table"][1][1:3] == ["3", "3"]  # half of the four are at round 6
+    said = " ".join(found.words)
+    assert "avg-2 is only at round 2 and would cut short the other seeds of its experiment." in said
 
 
 def test_runs_that_were_looked_at_after_other_rounds_are_said_not_to_compare(tmp_path):

@@ -30,6 +30,8 @@ from fedrecall.reports.runs import (
     Group,
     Run,
     arrange,
+    failure,
+    failures,
     from_files,
     in_common,
     in_step,
@@ -58,8 +60,8 @@ class Page:
     baseline: str | None = None
     idle: Sequence[Run] = ()
     """Runs without an evaluated round."""
-    astray: Sequence[Run] = ()
-    """Runs without an evaluated round in common with the others of their experiment."""
+    astray: Sequence[tuple[Run, str]] = ()
+    """Runs that would cut the others of their experiment short, and why, in words."""
 
     @property
     def numbered(self) -> Iterator[tuple[int, Group]]:
@@ -68,8 +70,14 @@ class Page:
 
     @property
     def runs(self) -> list[Run]:
-        """Every run, by group."""
+        """Every run that is shown, by group."""
         return [run for group in self.groups for run in group.runs]
+
+    @property
+    def named(self) -> list[tuple[int | None, Run]]:
+        """Every run with the number of its group, but for those that are in none."""
+        shown = [(n, run) for n, group in self.numbered for run in (*group.runs, *group.failed)]
+        return [*shown, *((None, run) for run, _ in self.astray), *((None, run) for run in self.idle)]
 
 
 @from_files
@@ -84,7 +92,8 @@ def build(
     going = [run for run in runs if _has_rounds(run)]
     if not going:
         raise UserError("none of these runs has an evaluated round yet: there is nothing to report.")
-    groups, astray = in_step(arrange(going))
+    found = arrange([run for run in runs if run in going or run.fault is not None])
+    groups, astray = in_step(group for group in found if any(run in going for run in group.runs))
     called = [name for g in groups for name in (g.algorithm, g.label)]
     if baseline is not None and ":" in baseline and baseline not in called:
         baseline = named(baseline)
@@ -93,7 +102,8 @@ def build(
     bad = [t for t in targets if not 0 < t <= 1]
     if bad:
         raise UserError(f"target {bad[0]:g}: give a share in (0, 1], such as 0.6 for 60 %.")
-    idle = [run for run in runs if run not in going]
+    held = [run for group in groups for run in (*group.runs, *group.failed)]
+    idle = [run for run in runs if run not in (*going, *held, *(run for run, _ in astray))]
     page = Page(groups, sorted(targets) or default_targets(groups), baseline, idle, astray)
     title = title or _title(page)
     style, script = _asset("report.css"), _asset("report.js")
@@ -224,17 +234,15 @@ def _title(page: Page) -> str:
 
 def _header(page: Page, title: str) -> Html:
     said = f"{_count(len(page.groups), 'experiment')}, {_count(len(page.runs), 'run')}."
-    warnings = [
-        ("Not finished: ", f"{w}: the curves of its experiment end where it does.")
-        for w in unfinished(page.runs)
-    ]
+    warnings = [("Failed: ", f"{w}.") for w in failures(run for _, run in page.named)]
+    short = "the curves and numbers of its experiment end where it does, and so do comparisons with it"
+    warnings += [("Not finished: ", f"{w}: {short}.") for w in unfinished(page.runs)]
     warnings += [
-        ("Not finished: ", f"{run.name} has no evaluated round yet and is left out.") for run in page.idle
+        ("Not finished: ", f"{run.name} has no evaluated round yet and is left out.")
+        for run in page.idle
+        if run.fault is None
     ]
-    warnings += [
-        ("Left out: ", f"{run.name} has no evaluated round in common with the other seeds of its experiment.")
-        for run in page.astray
-    ]
+    warnings += [("Left out: ", f"{run.name} {why}.") for run, why in page.astray]
     if often := _unlike(page.runs):
         looks = "forgetting, consistency and the best round look back on other rounds, and do not compare"
         warnings.append(("Not alike: ", f"runs were evaluated {' or '.join(often)}: {looks}."))
@@ -296,7 +304,7 @@ def _results(page: Page) -> Html:
         _, loss = group.series("loss")
         seconds = [sum(r["seconds"]["train"] for r in records) for records in _played(group)]
         cells = [
-            len(group.runs),
+            _seeds(group),
             int(rounds[-1]),
             _summary(accuracy[:, -1], 100),
             _summary(accuracy.max(1), 100),
@@ -317,6 +325,14 @@ def _results(page: Page) -> Html:
         note += " Epsilon is what each client was promised, at the delta beside it; none: nothing."
     note += _of_what_travels(page.runs)
     return _numbers("Last round", note, "results-table", columns, body)
+
+
+def _seeds(group: Group) -> str:
+    """How many there are, and how many are shown where some of them failed."""
+    shown, failed = len(group.runs), len(group.failed)
+    if all(run.fault is not None for run in group.runs):
+        return f"{shown}, {'all ' if shown > 1 else ''}failed"
+    return f"{shown} of {shown + failed}, {failed} failed" if failed else str(shown)
 
 
 def _played(group: Group) -> list[list[dict[str, Any]]]:
@@ -789,10 +805,11 @@ def _bases(groups: Sequence[Group], baseline: str | None) -> Iterator[list[Group
 def _of_one_seed(base: Group, group: Group) -> tuple[list[tuple[Run, Run]], list[tuple[Run, Run]]]:
     """Their runs of one seed each: those whose clients hold the same examples, and the others.
 
-    Where a run does not say what clients hold, they are taken for the same.
+    Where a run does not say what clients hold, they are taken for the same. One that failed has no end to
+    compare.
     """
-    theirs = {run.seeds: run for run in base.runs}
-    both = [(theirs[run.seeds], run) for run in group.runs if run.seeds in theirs]
+    theirs = {run.seeds: run for run in base.runs if run.fault is None}
+    both = [(theirs[run.seeds], run) for run in group.runs if run.seeds in theirs and run.fault is None]
     unlike = [pair for pair in both if len({run.dealt for run in pair} - {None}) > 1]
     return [pair for pair in both if pair not in unlike], unlike
 
@@ -823,10 +840,7 @@ def _others(page: Page) -> Iterable[Html]:
 
 
 def _runs(page: Page) -> Iterable[Html]:
-    runs = [
-        *((n, run) for n, group in page.numbered for run in group.runs),
-        *((None, run) for run in (*page.astray, *page.idle)),
-    ]
+    runs = page.named
     shared = {
         k: v for k, v in runs[0][1].config.items() if all(run.config.get(k) == v for _, run in runs[1:])
     }
@@ -869,6 +883,8 @@ def _provenance(run: Run, n: int | None) -> Html:
 
 def _state(run: Run) -> str:
     """How far it is, in words."""
+    if run.fault is not None:
+        return failure(run.fault, run.config)
     try:
         last = run.records[-1]["round"]
     except NothingYet:

@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -33,7 +33,7 @@ from fedrecall.initial import saved
 from fedrecall.memories import AtNode, Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.trained import Inputs, Trained
-from fedrecall.records import INPUTS, Checkpoint, RunFolder, whole
+from fedrecall.records import INPUTS, Checkpoint, Fault, RunFolder, whole
 
 SEEDS = ("seed", "partition_seed")
 ELSEWHERE = (
@@ -324,6 +324,12 @@ class Run:
         return bool(self.records[-1]["round"] >= self.config["rounds"])
 
     @cached_property
+    def fault(self) -> Fault | None:
+        """The error that ended the run, if one did and it has not gone on since."""
+        found = self.folder.fault
+        return None if found is None else found._replace(reason=secrecy.in_text(found.reason))
+
+    @cached_property
     def evaluated(self) -> list[dict[str, Any]]:
         """The records of the rounds that were evaluated."""
         return [r for r in self.records if "accuracy" in r]
@@ -492,6 +498,8 @@ class Group:
     """Whatever else differs between the groups, in words and by its key."""
     left_out: tuple[tuple[Run, Run], ...] = ()
     """(run, the run that is kept) of those whose seeds another one has: copies, and reruns elsewhere."""
+    failed: tuple[Run, ...] = ()
+    """Runs that an error ended, where others went on; where none did they are ``runs``."""
 
     @property
     def setup(self) -> str:
@@ -584,7 +592,8 @@ def arrange(runs: Sequence[Run]) -> list[Group]:
     """The runs by experiment, in the order in which each first occurs, seeds sorted.
 
     Runs of one config are two experiments if they noted different code of somebody's own, data or initial
-    models. An experiment has one run of a seed: the one that is furthest, the first of equals.
+    models. An experiment has one run of a seed: one that did not fail, then the one that is furthest, the
+    first of equals.
     """
     members: dict[tuple[str, ...], dict[tuple[int, int], list[Run]]] = {}
     for run in runs:
@@ -610,11 +619,16 @@ def arrange(runs: Sequence[Run]) -> list[Group]:
             called = _short(called)
         name = " ".join([called, *own, *([noted["code"]] if "code" in noted else [])])
         differing = {k: mine[k] for k in varying if k in mine}
-        kept = {seeds: max(those, key=_far) if len(those) > 1 else those[0] for seeds, those in same.items()}
+        kept = {
+            seeds: max(those, key=_worth) if len(those) > 1 else those[0] for seeds, those in same.items()
+        }
         rest = [
             (run, kept[seeds]) for seeds, those in same.items() for run in those if run is not kept[seeds]
         ]
-        groups.append(Group(tuple(kept[seeds] for seeds in sorted(kept)), name, differing, tuple(rest)))
+        ordered = [kept[seeds] for seeds in sorted(kept)]
+        whole = [run for run in ordered if run.fault is None] or ordered
+        failed = [run for run in ordered if run not in whole]
+        groups.append(Group(tuple(whole), name, differing, tuple(rest), tuple(failed)))
     return groups
 
 
@@ -624,14 +638,23 @@ def noted_apart(run: Run, others: Iterable[Run]) -> dict[str, str]:
     return {k: v for k, v in run.noted.items() if any(noted.get(k) != v for noted in alike)}
 
 
-def in_step(groups: Iterable[Group]) -> tuple[list[Group], list[Run]]:
-    """The groups without runs that have no evaluated round in common with the others, and these runs."""
+def in_step(groups: Iterable[Group]) -> tuple[list[Group], list[tuple[Run, str]]]:
+    """The groups without runs that would cut the others short, and these runs with why.
+
+    They have no evaluated round in common with the others of their group, or less than half as many rounds
+    as half of these have.
+    """
     kept, out = [], []
     for group in groups:
-        places = in_common([run.rounds.tolist() for run in group.runs])
-        kept.append(dataclasses.replace(group, runs=tuple(group.runs[i] for i in places)))
-        out += [run for i, run in enumerate(group.runs) if i not in places]
-    return kept, out
+        places = in_common([run.rounds.tolist() if _far(run)[0] else [] for run in group.runs])
+        others = [run for i, run in enumerate(group.runs) if i not in places]
+        out += [(run, "has no evaluated round in common with") for run in others]
+        runs = [group.runs[i] for i in places]
+        far = sorted((_far(run)[0] for run in runs), reverse=True)[: (len(runs) + 1) // 2]
+        behind = [run for run in runs if 2 * _far(run)[0] < far[-1]]
+        out += [(run, f"is only at round {_far(run)[0]} and would cut short") for run in behind]
+        kept.append(dataclasses.replace(group, runs=tuple(run for run in runs if run not in behind)))
+    return kept, [(run, f"{why} the other seeds of its experiment") for run, why in out]
 
 
 def in_common(rounds: Sequence[Collection[int]]) -> list[int]:
@@ -643,12 +666,22 @@ def in_common(rounds: Sequence[Collection[int]]) -> list[int]:
 
 
 def unfinished(runs: Iterable[Run]) -> list[str]:
-    """A sentence for every run whose last record is not that of its last round."""
+    """A sentence for every run whose last record is not that of its last round, of those that may go on."""
     return [
         f"{run.name} stands at round {_far(run)[0]} of {run.config['rounds']}"
         for run in runs
-        if 0 < _far(run)[0] < run.config["rounds"]
+        if run.fault is None and 0 < _far(run)[0] < run.config["rounds"]
     ]
+
+
+def failures(runs: Iterable[Run]) -> list[str]:
+    """A sentence for every run that an error ended."""
+    return [f"{run.name} {failure(run.fault, run.config)}" for run in runs if run.fault is not None]
+
+
+def failure(fault: Fault, config: Mapping[str, Any]) -> str:
+    """When a run failed and why, in words that end a sentence without its full stop."""
+    return f"failed at round {fault.round_number} of {config['rounds']}: {fault.reason.rstrip('.')}"
 
 
 def left_out(groups: Iterable[Group]) -> list[str]:
@@ -775,6 +808,10 @@ def _far(run: Run) -> tuple[int, int]:
         return int(run.records[-1]["round"]), len(run.evaluated)
     except NothingYet:
         return 0, 0
+
+
+def _worth(run: Run) -> tuple[bool, int, int]:
+    return run.fault is None, *_far(run)
 
 
 def _identity(run: Run) -> str:

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from fedrecall import files
 from fedrecall.data.datasets import DATASETS
-from fedrecall.reports.runs import Group, Run, arrange, left_out, unfinished, validated
+from fedrecall.reports.runs import Group, Run, arrange, failures, left_out, unfinished, validated
 from fedrecall.specs import spec_text
 
 Data = dict[str, Any]
@@ -95,13 +95,14 @@ def save(name: str, figure: Figure, runs: Sequence[Run], out: Path, dpi: int = 1
         mpl.rcdefaults()  # a user's matplotlibrc does not change what a figure looks like
         mpl.rcParams.update(STYLE)
         groups = arrange(runs)
-        twice = {id(run) for group in groups for run, _ in group.left_out}
-        runs = [run for run in runs if id(run) not in twice]
+        told = failures(runs)
+        out_of = [run for group in groups for run in (*(run for run, _ in group.left_out), *group.failed)]
+        runs = [run for run in runs if run not in out_of]
         page, data = figure.plot(runs)
         for axes in page.axes:
             if axes.get_xlabel() in COUNTED and not isinstance(axes.xaxis.get_major_locator(), FixedLocator):
                 axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        notes = [f"{said}." for said in (*unfinished(runs), *validated(runs), *left_out(groups))]
+        notes = [f"{said}." for said in (*told, *unfinished(runs), *validated(runs), *left_out(groups))]
         data = plain(data | {"notes": notes} if notes else data)
         stem = out / name.replace("/", "-").replace(":", "-")
         paths = []
