@@ -15,6 +15,7 @@ import fedrecall
 from fedrecall.cli import app, progress
 from fedrecall.cli.commands import watch
 from fedrecall.errors import UserError
+from fedrecall.records import Fault, RunFolder
 from fedrecall.reports.runs import Run
 
 runner = CliRunner()
@@ -281,6 +282,76 @@ def test_watch_says_at_which_site_the_model_is_worst(tmp_path):
     assert "25.00%" in line
     assert "uth" in line
     assert "\x1b" not in line
+
+
+def test_watch_in_a_folder_waits_for_runs_that_begin_later(runs, monkeypatch):
+    def later(_):
+        if (runs / "ntd-0").exists():
+            raise KeyboardInterrupt
+        write(runs / "ntd-0", algorithm="fedntd", played=2)
+
+    monkeypatch.setattr(watch.time, "sleep", later)
+    found = invoke("watch", runs)
+    assert found.exit_code != 0
+    assert "avg-1: round 6 of 6, finished" in found.output
+    assert "ntd-0: round 2 of 6, last round" in found.output
+    monkeypatch.setattr(watch.time, "sleep", lambda _: pytest.fail("it waits for a run that is over"))
+    assert invoke("watch", runs / "avg-0", runs / "avg-1").exit_code == 0
+
+
+def console_of(width, height):
+    return Console(width=width, height=height, force_terminal=True, color_system=None, file=io.StringIO())
+
+
+def test_of_more_runs_than_there_is_room_for_each_is_a_line(tmp_path):
+    for seed in range(12):
+        write(tmp_path / f"run-with-a-long-name-{seed}", seed=seed, rounds=6, played=6 if seed < 3 else 4)
+    RunFolder(tmp_path / "run-with-a-long-name-4").fail(Fault(5, "client 3 gave NaN."))
+    followed = next(watch._looks([tmp_path], once=True, every=1))
+    order = [3, *range(5, 12), 4, 0, 1, 2]  # those that go on, that failed, that are through
+    assert [run.name for run in followed] == [f"run-with-a-long-name-{seed}" for seed in order]
+    for width, whole, rows in ((80, True, 12), (120, False, 7)):
+        console = console_of(width, 10)
+        console.print(watch.page(followed, console, whole))
+        heading, *lines = console.file.getvalue().splitlines()
+        assert heading.split() == ["run", "round", "accuracy", "left"]
+        assert [line.split()[0] for line in lines[:rows]] == [run.name for run in followed[:rows]]
+        assert lines[rows:] == ([] if whole else ["and 5 more"])
+        accuracy = f"{followed[0].records[-1]['accuracy']:.2%}"
+        assert lines[0].split()[1:8] == ["4", "of", "6", accuracy, "6", "s", "last"]  # two rounds of 2.75 s
+        assert not whole or "failed at round 5" in lines[8]
+        assert max(map(len, lines)) <= width
+    console = console_of(60, 10)
+    console.print(watch.page(followed, console))
+    assert "run-wi…ame-3 " in console.file.getvalue()  # its ends
+    two = followed[:2]
+    console = console_of(80, 60)
+    console.print(watch.page(two, console))
+    assert console.file.getvalue().count("╭") == 2  # there is room for panels
+    console = console_of(80, 10)
+    console.print(watch.page(two[:1], console))
+    assert console.file.getvalue().count("╭") == 1  # nothing else is to be shown
+
+
+def test_watch_says_that_a_run_failed_and_ends(runs, monkeypatch):
+    def work(_):
+        assert not failed.fault
+        failed.fail(Fault(5, "client 3 gave \x1b[2J."))
+
+    path = runs / "avg-0" / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))
+    failed = RunFolder(runs / "avg-0")
+    monkeypatch.setattr(watch.time, "sleep", work)
+    found = invoke("watch", runs / "avg-0")
+    assert found.exit_code == 0, found.exception
+    said = "failed at round 5 of 6: client 3 gave \N{REPLACEMENT CHARACTER}[2J"
+    assert found.output.splitlines()[-1] == f"avg-0: {said}"
+    run = watch.Follower(Run(runs / "avg-0"))
+    run.look()
+    assert run.left is None
+    console = console_of(100, 40)
+    console.print(watch.view(run, 100))
+    assert said in console.file.getvalue()
 
 
 def test_watch_on_a_terminal_ends_with_the_run(runs, monkeypatch):

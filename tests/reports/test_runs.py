@@ -232,6 +232,12 @@ def test_a_folder_is_searched_some_levels_deep_but_not_inside_a_run(tmp_path):
         open_runs([tmp_path / "h"])
 
 
+def test_runs_of_a_folder_are_in_the_order_of_their_numbers(tmp_path):
+    for name in ("r10", "r2", "r1-b", "r1"):
+        write(tmp_path / name)
+    assert [run.name for run in open_runs([tmp_path])] == ["r1", "r1-b", "r2", "r10"]
+
+
 def test_what_reproduce_keeps_of_runs_is_no_run_and_says_where_it_is_shown(tmp_path):
     cell = table("fedntd/table1").cells[0]
     path = save(outcome(cell, [50.0]), tmp_path / "kept")

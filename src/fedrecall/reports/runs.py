@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, wraps
@@ -577,8 +578,13 @@ def _within(folder: Path, levels: int) -> Iterator[Path]:
     if os.path.exists(folder / "config.json"):  # no error where that may not be read
         yield folder
     elif levels:
-        for inner in sorted(folder.glob("[!.]*/")):
+        for inner in sorted(folder.glob("[!.]*/"), key=lambda path: naturally(path.name)):
             yield from _within(inner, levels - 1)
+
+
+def naturally(name: str) -> list[int | str]:
+    """What to sort names by so that run 9 comes before run 10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _names(folders: Iterable[Path]) -> list[str]:

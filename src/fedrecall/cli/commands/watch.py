@@ -1,29 +1,39 @@
 """`fedrecall watch`: a running or finished run in the terminal, from its folder alone."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.bar import Bar
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from fedrecall import files
 from fedrecall.cli.app import app, out
 from fedrecall.cli.commands.reports import Runs
 from fedrecall.cli.progress import line, megabytes, seconds
 from fedrecall.errors import UserError, printable
 from fedrecall.papers.reproduction import duration
-from fedrecall.records import accuracy_word, read_metrics, sites, whole, worst
-from fedrecall.reports.runs import Run, open_runs
+from fedrecall.records import Fault, accuracy_word, read_metrics, sites, whole, worst
+from fedrecall.reports.runs import Run, failure, naturally, open_runs
 
 TICKS = "▁▂▃▄▅▆▇█"
 DAY = 86_400
 RECENT = 10
 """Rounds that the time left is guessed from."""
+WIDEST = 120
+"""Letters of a line, however wide the terminal is."""
+LOWEST = 4
+"""Lines of a run's panel at least."""
+REST = 54
+"""Letters beside a run's name in a line of its own."""
+SHORTEST = 12
+"""Letters of its name in any case."""
 
 
 class Follower:
@@ -36,13 +46,16 @@ class Follower:
         self.divided = f"{run.partition_name}, " if run.agreed is None else ""  # nodes hold what they hold
         self.config = run.config
         self.records: list[dict[str, Any]] = []
+        self.fault: Fault | None = None
+        """The error that ended the run, if one did."""
         self.worst: list[tuple[str, float]] = []
         """The site of least accuracy and that, in every round that says it."""
         self._seen: tuple[int, int, int] | None = None
 
     def look(self) -> bool:
-        """Read what is new; whether there was anything."""
+        """Read what is new; whether there was any round."""
         path = self.path / "metrics.jsonl"
+        self.fault = Run(self.path).fault
         try:
             found = path.stat()
         except FileNotFoundError:
@@ -62,10 +75,17 @@ class Follower:
         return bool(self.records) and self.records[-1]["round"] >= self.config["rounds"]
 
     @property
+    def over(self) -> bool:
+        """Whether no round will follow, unless the run is gone on with."""
+        return self.finished or self.fault is not None
+
+    @property
     def state(self) -> str:
-        """Finished, or when the last round ended: a folder does not say whether anybody works on it."""
+        """Finished, failed, or when the last round ended: no folder says whether anybody works on it."""
         if self.finished:
             return "finished"
+        if self.fault is not None:
+            return printable(failure(self.fault, self.config))
         if self._seen is None or not self.records:
             return "no round finished yet"
         return f"last round {duration(max(0.0, time.time() - self._seen[2] / 1e9))} ago"
@@ -73,7 +93,7 @@ class Follower:
     @property
     def left(self) -> float | None:
         """Seconds to the end at the pace of the last rounds."""
-        if self.finished or not self.records:
+        if self.over or not self.records:
             return None
         recent = [seconds(r) for r in self.records[-RECENT:]]
         missing = int(self.config["rounds"]) - int(self.records[-1]["round"])
@@ -98,7 +118,7 @@ def view(run: Follower, width: int) -> Panel:
     algorithm = config["algorithm"]
     options = ", ".join(f"{k} {v}" for k, v in algorithm.items() if k != "name")
     setup = f"{run.data}, {run.divided}{config['clients']} clients, seed {config['seed']}"
-    left = run.left
+    left, going = run.left, "failed" if run.fault is not None and not run.finished else run.state
     parts: list[RenderableType] = [
         Text(printable(f"{algorithm['name']}{f' ({options})' if options else ''} on {setup}"), "bold"),
         _columns(
@@ -110,7 +130,7 @@ def view(run: Follower, width: int) -> Panel:
                 color="green" if run.finished else "blue",
             ),
             Text(f"round {done} of {config['rounds']}"),
-            Text(run.state + ("" if left is None else f", about {duration(left)} left"), "dim"),
+            Text(going + ("" if left is None else f", about {duration(left)} left"), "dim"),
         ),
     ]
     evaluated = [r for r in records if "accuracy" in r]
@@ -155,6 +175,8 @@ def view(run: Follower, width: int) -> Panel:
             number, why = missing[-1]
             many = f"{len(missing)} rounds without all test examples, last round {number}: {why[0]}"
             parts.append(Text(printable(many), "yellow"))
+    if run.fault is not None and not run.finished:
+        parts.append(Text(run.state, "red"))
     return Panel(Group(*parts), title=Text(run.name), title_align="left", width=width)
 
 
@@ -169,12 +191,6 @@ def _classes(shares: Sequence[float], width: int) -> RenderableType:
     return shown
 
 
-def _columns(*cells: RenderableType) -> Table:
-    shown = Table.grid(padding=(0, 2))
-    shown.add_row(*cells)
-    return shown
-
-
 @app.command("watch")
 def watch_command(
     runs: Runs,
@@ -184,45 +200,109 @@ def watch_command(
 ) -> None:
     """Show a running or finished run in the terminal; it reads the run folder and disturbs nobody.
 
+    Of more runs than there is room for each is a line. In a folder of runs it waits for further ones, until
+    Ctrl-C.
+
     Example: fedrecall watch runs/fedntd-digits-shards-seed0
     """
     if not every <= DAY:  # what is no number is not, either
         raise UserError(f"watch: --every = {every} is not a number of seconds up to {DAY:,}, a day.")
-    followed = [Follower(run) for run in open_runs(runs)]
-    for run in followed:
-        run.look()
+    looks = _looks(runs, once, every)
     if not out.is_terminal:
-        _tell(followed, once, every)
+        _tell(looks)
     elif once:
-        out.print(_page(followed))
+        out.print(page(next(looks), out))
     else:
-        with Live(_page(followed), console=out, auto_refresh=False) as live:
-            while not all(run.finished for run in followed):
-                time.sleep(every)
-                for run in followed:
-                    run.look()
-                live.update(_page(followed), refresh=True)
+        with Live(console=out, auto_refresh=False) as live:
+            for followed in looks:
+                live.update(page(followed, out, whole=False), refresh=True)
 
 
-def _page(followed: Sequence[Follower]) -> Group:
-    return Group(*(view(run, min(out.width, 120)) for run in followed))
+def _looks(named: Sequence[Path], once: bool, every: float) -> Iterator[list[Follower]]:
+    """The runs as they stand, those that go on first, again and again until all are over.
 
-
-def _tell(followed: Sequence[Follower], once: bool, every: float) -> None:
-    """Plain lines: how each run stands, then every further round."""
-    told = {run.path: len(run.records) - 1 for run in followed}
-    for run in followed:
-        _say(f"{run.name}: round {len(run.records)} of {run.config['rounds']}, {run.state}")
+    A folder of runs may get others, so that this never ends.
+    """
+    grows = any(not files.found(path / "config.json") for path in named)
+    known: dict[Path, Follower] = {}
     while True:
-        for run in followed:
-            for record in run.records[max(told[run.path], 0) :]:
-                _say(f"{run.name}: round {record['round']}/{run.config['rounds']}  {line(record)}")
-            told[run.path] = len(run.records)
-        if once or all(run.finished for run in followed):
+        if grows or not known:
+            found = open_runs(named)
+            known = {run.path: known.get(run.path) or Follower(run) for run in found}
+            for run in found:  # others of the same name may have come
+                known[run.path].name = printable(run.name)
+        for follower in known.values():
+            follower.look()
+        yield sorted(known.values(), key=lambda run: (run.over, run.finished, naturally(run.name)))
+        if once or (not grows and all(run.over for run in known.values())):
             return
         time.sleep(every)
+
+
+def page(followed: Sequence[Follower], console: Console, whole: bool = True) -> RenderableType:
+    """A panel for each run, or a line where the terminal has no room for panels.
+
+    ``whole``: with a line for each though there is no room for these, either.
+    """
+    width, room = min(console.width, WIDEST), console.height
+    options = console.options.update(width=width)
+    panels = [view(run, width) for run in followed] if len(followed) * LOWEST <= room else []
+    if len(followed) > 1 and (
+        not panels or sum(len(console.render_lines(panel, options)) for panel in panels) > room
+    ):
+        return _listed(followed, width, len(followed) if whole else max(1, room - 3))
+    return Group(*(panels or [view(run, width) for run in followed]))
+
+
+def _listed(followed: Sequence[Follower], width: int, most: int) -> RenderableType:
+    """A line for each run, at most so many of them."""
+    shown = Table(box=None, pad_edge=False, width=width)
+    shown.add_column("run", no_wrap=True)
+    for heading in ("round", "accuracy", "left"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    shown.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
+    for run in followed[:most]:
+        last = next((r for r in reversed(run.records) if "accuracy" in r), None)
+        style = "dim" if run.finished else "red" if run.fault is not None else ""
+        shown.add_row(
+            Text(_cut(run.name, max(SHORTEST, width - REST))),
+            f"{run.records[-1]['round'] if run.records else 0} of {run.config['rounds']}",
+            "" if last is None else f"{last['accuracy']:.2%}",
+            "" if run.left is None else duration(run.left),
+            Text(run.state),
+            style=style,
+        )
+    rest = len(followed) - most
+    return Group(shown, Text(f"and {rest} more", "dim")) if rest > 0 else shown
+
+
+def _cut(name: str, most: int) -> str:
+    """A name without its middle: runs differ in algorithm and seed, at its ends."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"
+
+
+def _columns(*cells: RenderableType) -> Table:
+    shown = Table.grid(padding=(0, 2))
+    shown.add_row(*cells)
+    return shown
+
+
+def _tell(looks: Iterable[Sequence[Follower]]) -> None:
+    """Plain lines: how each run stands, then every further round, and the error that ends it."""
+    told: dict[Path, int] = {}
+    faults: dict[Path, Fault | None] = {}
+    for followed in looks:
         for run in followed:
-            run.look()
+            if run.path not in told:
+                _say(f"{run.name}: round {len(run.records)} of {run.config['rounds']}, {run.state}")
+                told[run.path], faults[run.path] = max(len(run.records) - 1, 0), run.fault
+        for run in followed:
+            for record in run.records[told[run.path] :]:
+                _say(f"{run.name}: round {record['round']}/{run.config['rounds']}  {line(record)}")
+            told[run.path] = len(run.records)
+            if run.fault not in (None, faults[run.path]):
+                _say(f"{run.name}: {run.state}")
+            faults[run.path] = run.fault
 
 
 def _say(text: str) -> None:
