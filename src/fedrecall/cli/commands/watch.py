@@ -292,11 +292,12 @@ def _tell(looks: Iterable[Sequence[Follower]]) -> None:
     told: dict[Path, int] = {}
     faults: dict[Path, Fault | None] = {}
     for followed in looks:
-        for run in followed:
+        come_later = bool(told)
+        for run in sorted(followed, key=lambda run: run.path not in told):
             if run.path not in told:
                 _say(f"{run.name}: round {len(run.records)} of {run.config['rounds']}, {run.state}")
-                told[run.path], faults[run.path] = max(len(run.records) - 1, 0), run.fault
-        for run in followed:
+                told[run.path] = 0 if come_later else max(len(run.records) - 1, 0)
+                faults[run.path] = run.fault
             for record in run.records[told[run.path] :]:
                 _say(f"{run.name}: round {record['round']}/{run.config['rounds']}  {line(record)}")
             told[run.path] = len(run.records)
