@@ -341,6 +341,24 @@ def test_checkpoints_every_n_rounds_and_always_the_last(tmp_path):
     assert [c.round_number for c in RunFolder(tmp_path / "run").checkpoints()] == [4, 3]
 
 
+def test_models_of_every_nth_round_stay_and_are_what_they_were(tmp_path):
+    made = {"algorithm": "scaffold", "rounds": 5, "checkpoint_every": 4, "keep_every": 2}
+    Experiment(config(**made), tmp_path / "run").run()
+    folder = RunFolder(tmp_path / "run")
+    assert folder.saved_rounds() == [2, 4, 5]
+    Experiment(config(**made | {"rounds": 7, "keep_every": 0}), tmp_path / "run", resume=True).run()
+    assert folder.saved_rounds() == [2, 4, 5, 7]  # 4 and 5 are kept: one to stay, one of the last two
+    again = fedrecall.trained(tmp_path / "run", 2).network.state_dict()
+    other = Experiment(config(algorithm="scaffold", rounds=2)).run().trained.network.state_dict()
+    assert all(torch.equal(again[name], other[name]) for name in other)
+    remembered = {n for c in folder.checkpoints() for n in c.memories.values()}
+    assert {p.name for p in (tmp_path / "run" / "memories").iterdir()} == remembered
+
+
+def test_a_model_that_stays_does_not_change_the_run(tmp_path, straight):
+    assert same(Experiment(config(keep_every=1), tmp_path / "run").run().weights, straight.weights)
+
+
 def test_measures_are_recorded_with_their_cost():
     history = Experiment(config(measures=["locals"])).run().history
     last = history[-1]

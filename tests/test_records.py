@@ -39,6 +39,24 @@ def test_the_last_two_checkpoints_are_kept(folder):
     assert torch.equal(next(folder.checkpoints()).arrays["w"], torch.full((3,), 3.0))
 
 
+def test_checkpoints_that_stay_are_kept_besides_the_last_two(folder):
+    for number in range(1, 9):
+        named = {"0": f"client-{number}"}
+        used = folder.save(Checkpoint(number, {"w": torch.full((3,), float(number))}, named, number % 3 == 0))
+        assert used == {f"client-{n}" for n in (number - 1, number) if n}  # memories of the last two alone
+        assert folder.kept_rounds() == (number - 1, number)
+    assert folder.saved_rounds() == [3, 6, 7, 8]
+    for number in (3, 6, 7):
+        (found,) = folder.checkpoints(remembering=False, of=number)
+        assert torch.equal(found.arrays["w"], torch.full((3,), float(number)))
+        assert found.stays == (number % 3 == 0)
+    assert not list(folder.checkpoints(remembering=False, of=5))
+    folder.rewind(6)
+    assert folder.saved_rounds() == [3, 6]
+    folder.save(Checkpoint(7, {"w": torch.zeros(3)}, {}))
+    assert folder.saved_rounds() == [3, 6, 7]
+
+
 def test_a_folder_that_was_removed_and_begun_anew_is_the_other_ones(folder):
     folder.acquire()
     folder.append({"round": 1})

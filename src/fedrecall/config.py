@@ -90,6 +90,8 @@ class Config:
     """Where models and data are: cpu, cuda, or auto, a GPU if there is one and the backend is for one."""
     checkpoint_every: Annotated[int, AT_LEAST_ONE] = 1
     """Rounds from one checkpoint to the next."""
+    keep_every: Annotated[int, NON_NEGATIVE] = 0
+    """Rounds from one model that is kept for good to the next; 0: the last two checkpoints alone."""
     on_failure: Literal["exclude", "stop"] = "exclude"
     """What a client's NaN does: leave it out of the round, or stop the run."""
 
@@ -188,7 +190,7 @@ def _count_or_share(sample: float, clients: int) -> int | float:
 # What may differ between a run and its continuation: how far and where, not what.
 MAY_CHANGE = (
     *("rounds", "backend", "workers", "device"),
-    *("checkpoint_every", "evaluate_every", "measures", "sinks"),
+    *("checkpoint_every", "keep_every", "evaluate_every", "measures", "sinks"),
 )
 
 

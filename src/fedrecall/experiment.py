@@ -600,7 +600,7 @@ class Experiment:
         if self.folder is None:
             return
         last = number == self.config.rounds or self._stop is not None
-        due = last or number % self.config.checkpoint_every == 0
+        due = last or self._stays(number) or number % self.config.checkpoint_every == 0
         with files.writing(self.folder.path):
             if due:
                 saved = self.memories.save()
@@ -616,8 +616,13 @@ class Experiment:
                 self._checkpoint(self.folder, number, self.memories.save())
 
     def _checkpoint(self, folder: RunFolder, number: int, saved: dict[str, str]) -> None:
-        self.memories.prune(folder.save(Checkpoint(number, trees.arrays(self.server), saved)))
+        checkpoint = Checkpoint(number, trees.arrays(self.server), saved, self._stays(number))
+        self.memories.prune(folder.save(checkpoint))
         self._saved = number
+
+    def _stays(self, number: int) -> bool:
+        """Whether the model of this round is kept for good."""
+        return bool(self.config.keep_every) and number % self.config.keep_every == 0
 
 
 def check(config: Config, out: Path | None, dataset: Dataset) -> None:

@@ -30,7 +30,7 @@ from fedrecall.errors import Busy, UserError
 INPUTS = "inputs.json"
 FAILED = "failed.json"
 PENDING = "pending.json"
-KEPT = 2  # checkpoints: if the last is damaged the one before is used
+KEPT = 2  # checkpoints, besides those that stay: if the last is damaged the one before is used
 
 
 class Checkpoint(NamedTuple):
@@ -39,6 +39,8 @@ class Checkpoint(NamedTuple):
     round_number: int
     arrays: dict[str, Tensor]
     memories: dict[str, str]
+    stays: bool = False
+    """Whether its model is kept when it is none of the last ones any more."""
 
 
 class Fault(NamedTuple):
@@ -190,21 +192,23 @@ class RunFolder:
         files.write(path, content[:start] + _line(record))
 
     def save(self, checkpoint: Checkpoint) -> set[str]:
-        """Write a checkpoint and delete the oldest; returns the memory files still named by any."""
+        """Write a checkpoint and delete the oldest unless it stays; returns the memory files still needed."""
         self._check_held()
         folder = self.path / "checkpoints"
         stem = _stem(checkpoint.round_number)
         digest = files.write_arrays(folder / f"{stem}.safetensors", checkpoint.arrays)
         manifest = {"round": checkpoint.round_number, "arrays": digest, "memories": checkpoint.memories}
+        manifest |= {"stays": True} if checkpoint.stays else {}
         files.write_json(folder / f"{stem}.json", {**manifest, "checksum": _digest(manifest)})
         return self.tidy()
 
     def tidy(self) -> set[str]:
-        """Delete all but the last checkpoints, and what a kill left of others; returns the memory files
-        that those which stay name."""
+        """Delete all but the last checkpoints and those that stay, and what a kill left of others; returns
+        the memory files that the last ones name: what stays is the server's state alone."""
         folder = self.path / "checkpoints"
-        kept = sorted(folder.glob("round-*.json"), key=_number)[-KEPT:]
-        stems = {path.stem for path in kept}
+        manifests = sorted(folder.glob("round-*.json"), key=_number)
+        kept = manifests[-KEPT:]
+        stems = {path.stem for path in (*filter(_stays, manifests[:-KEPT]), *kept)}
         for path in sorted(folder.glob("round-*")):  # a manifest before its arrays
             if path.stem not in stems:
                 path.unlink(missing_ok=True)
@@ -218,16 +222,24 @@ class RunFolder:
 
     def kept_rounds(self) -> tuple[int, int]:
         """The rounds of the two checkpoints that a run may go back to, the older first; 0 is its start."""
-        numbers = sorted(map(_number, (self.path / "checkpoints").glob("round-*.json")))
-        older, newer = [0, 0, *numbers][-KEPT:]
+        older, newer = [0, 0, *self.saved_rounds()][-KEPT:]
         return older, newer
 
-    def checkpoints(self, refused: list[str] | None = None, remembering: bool = True) -> Iterator[Checkpoint]:
+    def saved_rounds(self) -> list[int]:
+        """The rounds of all checkpoints, the first one first."""
+        return sorted(map(_number, (self.path / "checkpoints").glob("round-*.json")))
+
+    def checkpoints(
+        self, refused: list[str] | None = None, remembering: bool = True, of: int | None = None
+    ) -> Iterator[Checkpoint]:
         """The checkpoints that can be read whole, newest first; ``refused`` gets why others cannot be.
 
         ``remembering``: with what clients remember, which a run needs to go on, and its model does not.
+        ``of``: of this round alone.
         """
         for path in sorted((self.path / "checkpoints").glob("round-*.json"), key=_number, reverse=True):
+            if of not in (None, _number(path)):
+                continue
             try:
                 found = _manifest(path)
                 arrays = files.read_arrays(path.with_suffix(".safetensors"), found["arrays"])
@@ -238,7 +250,7 @@ class RunFolder:
                 if refused is not None:
                     refused.append(str(error))
                 continue
-            yield Checkpoint(found["round"], arrays, found["memories"])
+            yield Checkpoint(found["round"], arrays, found["memories"], "stays" in found)
 
 
 class History(Sequence[dict[str, Any]]):
@@ -510,6 +522,13 @@ def _manifest(path: Path) -> dict[str, Any]:
     if not sound:
         raise UserError(f"{path} is damaged.")
     return dict(found)
+
+
+def _stays(path: Path) -> bool:
+    try:
+        return "stays" in _manifest(path)
+    except UserError:
+        return False
 
 
 def _stem(round_number: int) -> str:

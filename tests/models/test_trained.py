@@ -99,6 +99,22 @@ def test_whose_model_cannot_be_had_is_said(tmp_path, capsys, monkeypatch):
         fedrecall.trained(tmp_path / "own", client=0)
 
 
+def test_of_a_round_that_was_kept_the_global_model_is_there(tmp_path, capsys, monkeypatch):
+    settings = SETTINGS | {"dataset": "digits", "model": "mlp:8", "rounds": 4, "sample": 8}
+    fedrecall.run(tmp_path / "run", algorithm=FEDPER, keep_every=1, **settings)
+    image = tmp_path / "digit.png"
+    Image.fromarray(load("digits").test.x[0, 0].numpy()).save(image)
+    code, out, _ = predict(capsys, monkeypatch, tmp_path / "run", image, "--round", 1)
+    share = fedrecall.trained(tmp_path / "run", 1).probabilities(load("digits").test.x[:1]).max()
+    assert (code, f"{share:.1%}" in out) == (0, True)
+    said = "run has the global model of round 1 alone; what clients keep is there of rounds 3 and 4."
+    with pytest.raises(UserError, match=said):
+        fedrecall.trained(tmp_path / "run", 1, client=0)
+    assert fedrecall.trained(tmp_path / "run", 3, client=0)
+    with pytest.raises(UserError, match=r"no checkpoint of round 9, only of 1, 2, 3 and 4\."):
+        fedrecall.trained(tmp_path / "run", 9)
+
+
 @pytest.mark.parametrize("model", ["cnn:hidden=16", "resnet10", "mlp:8"])
 def test_a_run_folder_is_all_that_it_takes_to_use_a_model(model, tmp_path, monkeypatch):
     result = fedrecall.run(tmp_path / "run", dataset="digits", model=model, **SETTINGS)

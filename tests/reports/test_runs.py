@@ -232,6 +232,12 @@ def test_a_folder_is_searched_some_levels_deep_but_not_inside_a_run(tmp_path):
         open_runs([tmp_path / "h"])
 
 
+def test_which_models_are_kept_is_nothing_that_tells_experiments_apart(tmp_path):
+    for seed in (0, 1):
+        write(tmp_path / str(seed), seed=seed, keep_every=seed)
+    assert [group.label for group in arrange(open_runs([tmp_path]))] == ["fedavg"]
+
+
 def test_runs_of_a_folder_are_in_the_order_of_their_numbers(tmp_path):
     for name in ("r10", "r2", "r1-b", "r1"):
         write(tmp_path / name)

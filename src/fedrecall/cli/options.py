@@ -40,7 +40,7 @@ _PANELS = {
     ),
     "Randomness": ("seed", "partition_seed", "global_seed"),
     "Measuring": ("evaluate_every", "test_augmentation", "measures", "sinks"),
-    "Running": ("backend", "workers", "device", "checkpoint_every", "on_failure"),
+    "Running": ("backend", "workers", "device", "checkpoint_every", "keep_every", "on_failure"),
 }
 _SINGULAR = {"measures": "measure", "sinks": "sink"}
 

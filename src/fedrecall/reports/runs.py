@@ -42,6 +42,7 @@ ELSEWHERE = (
     "workers",
     "device",
     "checkpoint_every",
+    "keep_every",
     "evaluate_every",
     "measures",
     "sinks",
@@ -379,16 +380,15 @@ class Run:
         return found
 
     def checkpoint(self, round_number: int | None = None) -> Checkpoint:
-        """The newest checkpoint, or that of a round; only the last two rounds' are kept."""
-        kept, refused = list[int](), list[str]()
-        for checkpoint in self.folder.checkpoints(refused, remembering=False):
-            if round_number is None or checkpoint.round_number == round_number:
-                if refused and round_number is None:
-                    warnings.warn(f"{refused[0]} Taking round {checkpoint.round_number}'s.", RuntimeWarning)
-                return checkpoint
-            kept.append(checkpoint.round_number)
+        """The newest checkpoint, or that of a round: the last two are kept, and those of ``keep_every``."""
+        refused = list[str]()
+        for checkpoint in self.folder.checkpoints(refused, remembering=False, of=round_number):
+            if refused and round_number is None:
+                warnings.warn(f"{refused[0]} Taking round {checkpoint.round_number}'s.", RuntimeWarning)
+            return checkpoint
         wanted = "checkpoint" if round_number is None else f"checkpoint of round {round_number}"
-        there = f", only of {' and '.join(map(str, sorted(kept)))}" if kept else ""
+        others = [] if round_number is None else [n for n in self.folder.saved_rounds() if n != round_number]
+        there = f", only of {_enumerated(others)}" if others else ""
         raise UserError(" ".join([f"{self.path} has no {wanted}{there}.", *refused[:1]]))
 
     @cached_property
@@ -446,6 +446,12 @@ class Run:
             first = algorithm.remember(weights)
         there = self.agreed is not None
         memories = Memories({"round": torch.tensor(0)} if there else first, self.path / "memories")
+        last, named = self.folder.kept_rounds(), checkpoint.memories.get(str(client), "")
+        if checkpoint.round_number not in last and not files.found(memories.folder / named):
+            raise UserError(
+                f"{self.path} has the global model of round {checkpoint.round_number} alone; what clients "
+                f"keep is there of rounds {_enumerated(last)}."
+            )
         memories.load(checkpoint.memories)
         kept = memories.get(client)
         if self.agreed is not None and memory is not None:  # the server has in which round it last was there
@@ -733,8 +739,13 @@ def _spans(rounds: np.ndarray, places: Sequence[int]) -> str:
         else:
             runs.append([place])
     spans = [str(rounds[r[0]]) + (f" to {rounds[r[-1]]}" if len(r) > 1 else "") for r in runs]
-    last = " and ".join(filter(None, (", ".join(spans[:-1]), spans[-1])))
-    return f"round{'s' if len(places) > 1 else ''} {last}"
+    return f"round{'s' if len(places) > 1 else ''} {_enumerated(spans)}"
+
+
+def _enumerated(parts: Sequence[Any]) -> str:
+    """``1, 2 and 3``."""
+    *others, last = map(str, parts)
+    return " and ".join(filter(None, (", ".join(others), last)))
 
 
 def value(config: dict[str, Any], key: str) -> Any:

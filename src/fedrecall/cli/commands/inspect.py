@@ -201,7 +201,7 @@ def _footprint(algorithm: Any) -> Group:
     without=(
         *("algorithm", "model", "rounds", "local_epochs", "batch_size", "lr", "lr_decay", "momentum"),
         *("weight_decay", "precision", "evaluate_every", "measures", "sinks", "backend", "workers", "device"),
-        *("checkpoint_every", "on_failure", "sample", "chains", "augmentation"),
+        *("checkpoint_every", "keep_every", "on_failure", "sample", "chains", "augmentation"),
     )
 )
 def partition_command(

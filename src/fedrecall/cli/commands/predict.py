@@ -36,7 +36,11 @@ def predict_command(
     *,
     round_: Annotated[
         int | None,
-        typer.Option("--round", help="The model of this round; the last two are kept.", show_default=False),
+        typer.Option(
+            "--round",
+            help="The model of this round; the last two are kept, and those of --keep-every.",
+            show_default=False,
+        ),
     ] = None,
     client: Annotated[
         int | None,
