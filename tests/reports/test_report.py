@@ -301,6 +301,14 @@ def test_an_experiment_whose_seeds_all_failed_is_shown_as_far_as_it_went_and_not
         assert f"{name} failed at round {number} of 6: client 3 gave NaN" in said
 
 
+def test_where_the_first_experiment_failed_others_are_compared_with_the_next(tmp_path):
+    failed(write(tmp_path / "1", played=2), 3)
+    for name, algorithm in (("2", "fedntd"), ("3", "fedprox")):
+        write(tmp_path / name, algorithm=algorithm)
+    ((base, _, group, _),) = pairs(arrange(open_runs([tmp_path])), None)
+    assert (base.algorithm, group.algorithm) == ("fedntd", "fedprox")
+
+
 def test_a_seed_that_failed_and_was_made_anew_is_the_new_one(tmp_path):
     failed(write(tmp_path / "a", played=5), 6)
     write(tmp_path / "b", played=1)

@@ -799,6 +799,7 @@ def _bases(groups: Sequence[Group], baseline: str | None) -> Iterator[list[Group
         if baseline is not None:
             mates = [g for g in mates if g in named] or named
         before = mates[: mates.index(group)] if group in mates else mates
+        before = [g for g in before if any(run.fault is None for run in g.runs)]
         yield [g for g in before if _of_one_data_set(g.runs[0], group.runs[0])]
 
 
