@@ -12,6 +12,7 @@ from fedrecall.memories import Memories
 from fedrecall.records import (
     PENDING,
     Checkpoint,
+    Fault,
     History,
     RunFolder,
     how_often,
@@ -55,6 +56,20 @@ def test_checkpoints_that_stay_are_kept_besides_the_last_two(folder):
     assert folder.saved_rounds() == [3, 6]
     folder.save(Checkpoint(7, {"w": torch.zeros(3)}, {}))
     assert folder.saved_rounds() == [3, 6, 7]
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"round": "x"}'])
+def test_a_note_of_a_failure_that_says_nothing_is_told(folder, content):
+    assert folder.fault is None
+    folder.fail(Fault(3, "NaN"))
+    assert folder.fault == Fault(3, "NaN")
+    (folder.path / "failed.json").write_text(content)
+    with pytest.raises(
+        UserError, match=r"failed\.json does not say in which round the run failed: delete it"
+    ):
+        print(folder.fault)
+    folder.go_on()
+    assert folder.fault is None
 
 
 def test_a_folder_that_was_removed_and_begun_anew_is_the_other_ones(folder):

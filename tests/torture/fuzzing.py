@@ -340,6 +340,7 @@ GIVEN = {
     "--test-augmentation": ["flip", "none", "crop:-1"],
     "--evaluate-every": ["1", "3"],
     "--checkpoint-every": ["1", "2", "0"],
+    "--keep-every": ["2", "0", "-1"],
     "--on-failure": ["exclude", "stop", "x"],
     "--set": ["training.lr=0.2", "algorithm.beta=2", "x", "=", "a.b.c=1", "training=1", "model.x=1"],
     "--over": ["lr=0.01,0.1", "partition=iid,lda:0.5", "rounds=1,1", "seed=1,2", "x", "=,", "clients=2,x"],
