@@ -326,6 +326,10 @@ def test_of_more_runs_than_there_is_room_for_each_is_a_line(tmp_path):
     console = console_of(60, 10)
     console.print(watch.page(followed, console))
     assert "run-wi…ame-3 " in console.file.getvalue()  # its ends
+    followed[0].records[-1]["split"] = "validation"
+    console = console_of(120, 10)
+    console.print(watch.page(followed, console))
+    assert console.file.getvalue().count("validation") == 1  # which is no test result
     two = followed[:2]
     console = console_of(80, 60)
     console.print(watch.page(two, console))

@@ -267,7 +267,7 @@ def _listed(followed: Sequence[Follower], width: int, most: int) -> RenderableTy
         shown.add_row(
             Text(_cut(run.name, max(SHORTEST, width - REST))),
             f"{run.records[-1]['round'] if run.records else 0} of {run.config['rounds']}",
-            "" if last is None else f"{last['accuracy']:.2%}",
+            "" if last is None else f"{accuracy_word(last).removesuffix('accuracy')}{last['accuracy']:.2%}",
             "" if run.left is None else duration(run.left),
             Text(run.state),
             style=style,
