@@ -1,3 +1,4 @@
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -9,6 +10,8 @@ from fedrecall import config as configs
 from fedrecall.config import Config
 from fedrecall.data.datasets import export, load
 from fedrecall.errors import UserError
+from fedrecall.measures import MEASURES
+from fedrecall.measures.locals import Locals
 
 
 def test_the_effective_config_makes_itself_again():
@@ -49,6 +52,22 @@ def test_the_word_none_stands_for_an_empty_list(name, none):
     made = configs.make({name: none})
     assert getattr(made, name) == ()
     assert configs.as_dict(made) == configs.as_dict(Config())
+
+
+def test_a_measure_is_given_as_a_name_a_mapping_a_class_or_an_instance():
+    given = ["locals:2", {"name": "locals", "every": 2}, Locals(every=2), Locals]
+    made = configs.make({"measures": given})
+    every = [{"name": "locals", "every": every} for every in (2, 2, 1)]
+    assert made.measures == ("locals:2", *every)
+    assert [MEASURES.make(m).every for m in made.measures] == [2, 2, 2, 1]
+    assert configs.make(json.loads(json.dumps(configs.as_dict(made)))) == made
+    for slip in (Locals, {"name": "locals"}):
+        with pytest.raises(UserError, match="is not a list of names or mappings"):
+            configs.make({"measures": slip})
+    with pytest.raises(UserError, match="locals has no 'evry'; did you mean 'every'"):
+        configs.make({"measures": [{"name": "locals", "evry": 2}]})
+    with pytest.raises(UserError, match="a name, a mapping or a dataclass is wanted, not 3"):
+        configs.make({"measures": [3]})
 
 
 def test_a_share_of_one_was_one_client_in_runs_begun_before():
@@ -106,7 +125,7 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(values, said):
         ({"seed": None}, "seed = None is not a whole number"),
         ({"training": {"lr": 0.1}}, "training = {'lr': 0.1} is not Recipe"),
         ({"precision": "float16"}, "one of float32, float64, bfloat16"),
-        ({"measures": 3}, "measures = 3 is not a list of text"),
+        ({"measures": 3}, "measures = 3 is not a list of names or mappings"),
         ({"device": 0}, "device = 0 is not text"),
     ],
 )

@@ -413,6 +413,57 @@ def test_a_measure_that_changes_what_it_looks_at_is_told(what, said, tmp_path):
         Experiment(config(measures=[f"{measure}:what={what}"], **settings)).run()
 
 
+MINE = """
+from dataclasses import dataclass
+from torch import nn
+from fedrecall.measures.moment import Measure
+
+def net(classes, width=4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, classes))
+
+@dataclass(frozen=True)
+class M(Measure):
+    def __call__(self, moment):
+        return {"one": 1}
+"""
+
+
+@pytest.mark.parametrize("model", ["mine.py:net:width=5", {"name": "mine.py:net", "width": 5}])
+def test_a_network_and_a_measure_are_those_of_the_folder_in_which_a_run_was_begun(
+    model, tmp_path, monkeypatch
+):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "here/mine.py").write_text(MINE)
+    (tmp_path / "there/mine.py").write_text(MINE.replace('"one": 1', '"two": 2'))
+    monkeypatch.chdir(tmp_path / "here")
+    settings = {"model": model, "measures": ["mine.py:M"]}
+    first = Experiment(config(rounds=1, **settings), tmp_path / "run").run()
+    monkeypatch.chdir(tmp_path / "there")
+    found = fedrecall.run(tmp_path / "run", resume=True, rounds=2, progress=False)
+    assert [r["measures"] for r in found.history] == [{"mine.py:M": {"one": 1}}] * 2
+    images = found.federation.dataset.test.x
+    assert fedrecall.trained(tmp_path / "run").predict(images) == found.trained.predict(images)
+    assert first.weights.params["1.weight"].shape == (5, 64)
+    monkeypatch.chdir(tmp_path / "here")
+    Experiment(config(rounds=3, **settings), tmp_path / "run", resume=True).run()
+
+
+def test_a_run_of_an_earlier_version_which_named_its_network_from_a_folder_goes_on_there(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    settings = {"model": "mine.py:net", "measures": ["mine.py:M"]}
+    Experiment(config(rounds=1, **settings), tmp_path / "run").run()
+    saved = json.loads((tmp_path / "run/config.json").read_text())
+    (tmp_path / "run/config.json").write_text(json.dumps(saved | settings))
+    Experiment(config(rounds=2, **settings), tmp_path / "run", resume=True).run()
+    assert json.loads((tmp_path / "run/config.json").read_text()) == saved | {"rounds": 2}
+    (tmp_path / "run/config.json").write_text(json.dumps(saved | settings))
+    assert len(fedrecall.run(tmp_path / "run", resume=True, rounds=3, progress=False).history) == 3
+
+
 def test_a_measure_is_taken_with_one_setting():
     twice = config(measures=["confusion", "confusion:locals=true"])
     with pytest.raises(UserError, match="measure confusion is asked for with two settings"):

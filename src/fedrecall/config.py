@@ -78,7 +78,7 @@ class Config:
     """Arithmetic of training; bfloat16 keeps the weights themselves in float32."""
     evaluate_every: Annotated[int, AT_LEAST_ONE] = 1
     """Rounds from one evaluation on the test split to the next; forgetting looks back on these alone."""
-    measures: tuple[str, ...] = ()
+    measures: tuple[Spec, ...] = ()
     """What else to record, see `fedrecall list measures`; none: nothing."""
     sinks: tuple[str, ...] = ()
     """Where else the numbers go while it runs, see `fedrecall list sinks`; none: nowhere."""
@@ -105,9 +105,8 @@ class Config:
         if not (isinstance(self.model, (str, Mapping)) or hasattr(self.model, "build")):
             raise UserError(f"config: model = {specs.shown(self.model)} is neither a name nor a mapping.")
         for name, registry in LISTS.items():
-            object.__setattr__(self, name, _several_or_none(name, getattr(self, name)))
-            for spec in getattr(self, name):
-                registry.make(spec)
+            given = _several_or_none(name, getattr(self, name))
+            object.__setattr__(self, name, tuple(_one_of_several(registry, spec) for spec in given))
         backends.parse(self.backend)
         augmentation = self.augmentation
         if augmentation is None:
@@ -169,6 +168,12 @@ def _several_or_none(name: str, given: Sequence[Any]) -> tuple[Any, ...]:
             f"config: {name} = none stands for an empty list, so that nothing else can be beside it."
         )
     return tuple(given)
+
+
+def _one_of_several(registry: specs.Registry, spec: Spec) -> Spec:
+    """As it is written down: a text stays one, a class or an instance becomes the mapping that makes it."""
+    made = registry.make(spec)
+    return specs.absolute(spec) if isinstance(spec, str) else registry.spec(made)
 
 
 def sampled(sample: float, clients: int) -> int:

@@ -803,11 +803,11 @@ def measures_of(config: Config) -> dict[str, Measure]:
     """What is measured, by name; UserError where two settings share one, of which a record has one."""
     found: dict[str, Measure] = {}
     for spec in config.measures:
-        name, measure = MEASURES.parse(spec)[0], MEASURES.make(spec)
+        name, measure = provenance.named(MEASURES.parse(spec)[0]), MEASURES.make(spec)
         if found.setdefault(name, measure) != measure:
             raise UserError(
-                f"measure {name} is asked for with two settings, and a record has one of each measure: leave "
-                "one out."
+                f"measure {name} is asked for with two settings or in two places, and a record has one of "
+                "each name: leave one out."
             )
     return found
 

@@ -292,9 +292,9 @@ def _attribute(spec: str) -> str:
 
 
 def named(spec: str) -> str:
-    """A class or function of somebody's own by what it is called wherever its file lies."""
-    place, _, rest = spec.partition(":")
-    return f"{Path(place).name}:{rest.partition(':')[0]}"
+    """A class or function of somebody's own by what it is called wherever its file lies; else the spec."""
+    place, colon, rest = spec.partition(":")
+    return f"{Path(place).name}:{rest.partition(':')[0]}" if colon else spec
 
 
 def texts(value: Any) -> Iterator[str]:

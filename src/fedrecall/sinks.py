@@ -286,13 +286,8 @@ def following(specs: Sequence[str], folder: Path | None) -> list[Following]:
 
 def _name(config: Mapping[str, Any]) -> str:
     """What a run without a folder is called, whatever the folders of its owner's code are."""
-    names = (_short(config[part]["name"]).replace(":", "-") for part in ("algorithm", "dataset"))
+    names = (named(config[part]["name"]).replace(":", "-") for part in ("algorithm", "dataset"))
     return f"{'-'.join(names)}-seed{config['seed']}"
-
-
-def _short(name: str) -> str:
-    """The name, of a class of somebody's own without its folder."""
-    return named(name) if ":" in name else name
 
 
 def _unlike_others(name: str, folder: Path | None, config: Mapping[str, Any]) -> str:
@@ -336,7 +331,7 @@ def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
 
 def _shortened(names: Iterable[str]) -> dict[str, str]:
     """Each name's short form, or itself where another one has that too."""
-    short = {name: _short(name) for name in names}
+    short = {name: named(name) for name in names}
     taken = [*short.values()]
     return {name: own if taken.count(own) == 1 else name for name, own in short.items()}
 

@@ -251,6 +251,8 @@ def _fit(hint: Any, value: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return hint(value)
     if origin in (tuple, list):
+        if isinstance(value, Mapping):
+            raise ValueError
         items = value.split("+") if isinstance(value, str) else value
         inner = typing.get_args(hint)[0] if typing.get_args(hint) else Any
         return origin(_fit(inner, item) for item in items)
@@ -268,7 +270,8 @@ def _words(hint: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_words(o) for o in typing.get_args(hint))
     if origin in (tuple, list):
-        return "a list of " + _words(typing.get_args(hint)[0])
+        inner = typing.get_args(hint)[0]
+        return "a list of " + ("names or mappings" if inner is Any else _words(inner))
     plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     if hint is type(None):
         return "none"
@@ -526,6 +529,12 @@ def origin(made: Callable[..., Any]) -> str:
         if module.__name__ == made.__module__:
             return f"{path}:{made.__qualname__}"
     return f"{made.__module__}:{made.__qualname__}"
+
+
+def absolute(spec: str) -> str:
+    """The spec with the whole path of the file that it names: in another folder it would name another one."""
+    place, colon, rest = spec.partition(":")
+    return f"{Path(place).resolve()}:{rest}" if colon and place.endswith(".py") else spec
 
 
 def findable(kind: str, made: Callable[..., Any], find: Callable[[str], Any], name: str) -> None:

@@ -109,8 +109,8 @@ def test_measures_of_ones_own_stand_beside_others_in_one_option(tmp_path, monkey
     words = [*line.split(), *(word.format(listed) for word in words), "--out", str(tmp_path / "r")]
     assert not ended(monkeypatch, *words)
     found = json.loads((tmp_path / "r" / "metrics.jsonl").read_text())["measures"]
-    assert found.keys() == {f"{own}:One", f"{own}:Two", "locals", "mine.py:One", "confusion"}
-    assert [found[f"{own}:{name}"]["value"] for name in ("One", "Two")] == [1, 5]
+    assert found.keys() == {f"{own.name}:One", f"{own.name}:Two", "locals", "mine.py:One", "confusion"}
+    assert [found[f"{own.name}:{name}"]["value"] for name in ("One", "Two")] == [1, 5]
 
 
 @pytest.mark.parametrize("words", [["--sink", "none"], ["-s", "sinks="], ["-s", "sinks=none"], []])

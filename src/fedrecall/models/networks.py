@@ -319,7 +319,11 @@ def build(spec: Any, shape: Shape, classes: int) -> nn.Module:
 
 
 def named(model: Any) -> Any:
-    """The spec of a model that is given as a class, a function, or an instance with its settings."""
+    """The spec of a model, also of a class, a function, or an instance with its settings, for any folder."""
+    if isinstance(model, str):
+        return specs.absolute(model)
+    if isinstance(model, Mapping) and isinstance(model.get("name"), str):
+        return {**model, "name": specs.absolute(model["name"])}
     if isinstance(model, nn.Module):
         raise UserError(
             f"the model is a {type(model).__name__} that is made already: give its class, or a function that "

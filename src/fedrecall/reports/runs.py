@@ -302,7 +302,7 @@ class Run:
     @property
     def algorithm(self) -> str:
         """The algorithm's name: somebody's own is called the same wherever its file lies."""
-        return _short(str(self.config["algorithm"]["name"]))
+        return provenance.named(str(self.config["algorithm"]["name"]))
 
     @property
     def data_name(self) -> str:
@@ -318,7 +318,11 @@ class Run:
     def partition_name(self) -> str:
         """The partition as it is written, such as shards:2; of somebody's own the name alone."""
         spec = self.config["partition"]
-        return specs.spec_text(PARTITIONS, spec) if spec["name"] in PARTITIONS else _short(str(spec["name"]))
+        return (
+            specs.spec_text(PARTITIONS, spec)
+            if spec["name"] in PARTITIONS
+            else provenance.named(str(spec["name"]))
+        )
 
     @property
     def finished(self) -> bool:
@@ -574,11 +578,6 @@ def _no_run(path: Path) -> str:
     )
 
 
-def _short(name: str) -> str:
-    """An algorithm's name without the folder of its file, which is no reader's business."""
-    return provenance.named(name) if ":" in name else name
-
-
 def _within(folder: Path, levels: int) -> Iterator[Path]:
     """The folder if it is a run, else the runs in it; hidden folders are passed over."""
     if os.path.exists(folder / "config.json"):  # no error where that may not be read
@@ -627,8 +626,8 @@ def arrange(runs: Sequence[Run]) -> list[Group]:
         others = [c["algorithm"] for c in configs_ if c["algorithm"]["name"] == algorithm["name"]]
         own = [f"{k}={specs.word(v)}" for k, v in algorithm.items() if any(o.get(k) != v for o in others)]
         called = str(algorithm["name"])
-        if [_short(n) for n in names].count(_short(called)) == 1:
-            called = _short(called)
+        if [provenance.named(n) for n in names].count(provenance.named(called)) == 1:
+            called = provenance.named(called)
         name = " ".join([called, *own, *([noted["code"]] if "code" in noted else [])])
         differing = {k: mine[k] for k in varying if k in mine}
         kept = {
