@@ -12,7 +12,7 @@ import time
 import types
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -295,6 +295,16 @@ def named(spec: str) -> str:
     """A class or function of somebody's own by what it is called wherever its file lies; else the spec."""
     place, colon, rest = spec.partition(":")
     return f"{Path(place).name}:{rest.partition(':')[0]}" if colon else spec
+
+
+def placeless(value: Any, noted: Container[str]) -> Any:
+    """The value without the folders of what it names of somebody's own, as far as its code was noted."""
+    if isinstance(value, str):
+        place, colon, rest = value.partition(":")
+        return f"{Path(place).name}:{rest}" if colon and named(value) in noted else value
+    if isinstance(value, Mapping):
+        return {key: placeless(inner, noted) for key, inner in value.items()}
+    return [placeless(inner, noted) for inner in value] if isinstance(value, list) else value
 
 
 def texts(value: Any) -> Iterator[str]:

@@ -456,11 +456,11 @@ def test_settings_that_are_not_swept_make_lines_of_their_own(tmp_path, out):
 
 
 def test_two_experiments_are_not_one_point(tmp_path, out):
-    for name, noise in (("a", 1), ("b", 2)):  # a class that is gone is called by its name alone
+    for name in ("a", "b"):  # what code was there was not noted
         path = write(tmp_path / name, model="mlp") / "config.json"
-        gone = {"dataset": {"name": "gone.py:Mine", "noise": noise}}
+        gone = {"algorithm": {"name": f"{tmp_path}/{name}/gone.py:Mine"}}
         path.write_text(json.dumps(json.loads(path.read_text()) | gone))
-    with pytest.raises(UserError, match=r"two experiments .*local_epochs = 5 of 'fedavg'"):
+    with pytest.raises(UserError, match=r"two experiments .*local_epochs = 5 of 'gone.py:Mine'"):
         draw("fedssd/fig9", [tmp_path], out)
 
 

@@ -9,7 +9,8 @@ from tests.papers.outcomes import outcome
 from tests.reports.synthetic import AGREED, MADE, of_nodes, write
 
 import fedrecall
-from fedrecall import trees
+from fedrecall import config as configs
+from fedrecall import provenance, trees
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import accuracy, evaluate
 from fedrecall.papers import table
@@ -482,10 +483,64 @@ def test_an_own_algorithm_is_called_the_same_wherever_its_file_lies(tmp_path):
         assert "mine.py:Mine" in build(runs, baseline=baseline)
     with pytest.raises(UserError, match=r"no run is called 'mine.py:Other'"):
         build(runs, baseline=f"{tmp_path}/mine.py:Other")
-    # Two files of one name are told apart by where they are.
+    # Runs of an earlier version, which noted no code, are told apart by where it is.
     fedrecall.run(tmp_path / "runs" / "c", algorithm=f"{tmp_path}/there/mine.py:Mine", **SMALL)
+    for place in "ac":
+        path = tmp_path / "runs" / place / "made.json"
+        path.write_text(
+            json.dumps([{k: v for k, v in json.loads(path.read_text())[0].items() if k != "code"}])
+        )
     names = {group.algorithm for group in arrange(open_runs([tmp_path / "runs"]))}
     assert names == {"fedavg", *(f"{tmp_path}/{place}/mine.py:Mine" for place in ("here", "there"))}
+
+
+OWN = """
+from dataclasses import dataclass
+import numpy as np
+from torch import nn
+from fedrecall.algorithms import FedAvg
+from fedrecall.data.partitions import Partition
+
+def net(classes, width=4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, classes))
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    mu: float = 0.5
+
+@dataclass(frozen=True)
+class Turns(Partition):
+    step: int = 1
+
+    def owners(self, labels, clients, rng):
+        return np.arange(len(labels)) * self.step % clients
+"""
+
+
+def test_seeds_that_were_run_in_two_checkouts_are_of_one_experiment(tmp_path, monkeypatch):
+    def begun(name, **settings):
+        code = provenance.code(configs.as_dict(configs.make(settings)))
+        write(tmp_path / "runs" / name, made=MADE | {"code": code}, **settings)
+
+    for seed, place in enumerate(("here", "there", "changed")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "mine.py").write_text(OWN + ("print()\n" if place == "changed" else ""))
+        monkeypatch.chdir(tmp_path / place)
+        own = {"algorithm": "mine.py:Mine", "partition": "mine.py:Turns", "seed": seed}
+        begun(f"{place}0", **own, model="mine.py:net")
+        begun(f"{place}1", **own, model="mine.py:net:width=3")
+        private = "private:of=mine.py:Mine,noise=0.1,secret=false"
+        begun(f"{place}2", **own | {"algorithm": private}, model="mine.py:net")
+    begun("other", partition="../here/mine.py:Turns:step=5")
+    monkeypatch.chdir(tmp_path)
+    groups = arrange(open_runs([tmp_path / "runs"]))
+    assert sorted(tuple(g.seeds) for g in groups) == [*[(0,), (0, 1), (0, 1), (0, 1)], *[(2,)] * 3]
+    said = [g.label for g in groups]
+    assert len({*said}) == 7
+    assert {"mine.py:Turns(step=1)", "mine.py:Turns(step=5)"} == {g.settings["partition"] for g in groups}
+    assert {g.settings["model"] for g in groups} == {"cnn", "mine.py:net", "mine.py:net:width=3"}
+    page = build([run for group in groups for run in group.runs])
+    assert str(tmp_path) not in " ".join(said) + re.sub("<pre.*?</pre>", "", page, flags=re.DOTALL)
 
 
 def test_what_another_content_of_a_partitions_file_dealt_is_another_experiment(tmp_path):

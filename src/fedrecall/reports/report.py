@@ -1076,7 +1076,8 @@ def _auxiliary(run: Run) -> int:
 
 def _spec(spec: dict[str, Any]) -> str:
     options = ", ".join(f"{k} {v}" for k, v in spec.items() if k != "name")
-    return f"{spec['name']} ({options})" if options else str(spec["name"])
+    name = named(str(spec["name"]))
+    return f"{name} ({options})" if options else name
 
 
 def _machine(made: dict[str, Any]) -> str:

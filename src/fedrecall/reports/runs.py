@@ -127,8 +127,9 @@ class Run:
     def complete(self) -> dict[str, Any]:
         """The config with what it was saved without: settings added later, and which data the nodes have.
 
-        A user's own class is not loaded for it. Numbers that are equal are written alike, a share of clients
-        as their number, and what the server holds as what it is where that was left to the algorithm.
+        A user's own class is not loaded for it, and called the same wherever its file lies if the run noted
+        what that has. Numbers that are equal are written alike, a share of clients as their number, and what
+        the server holds as what it is where that was left to the algorithm.
         """
         given, usual = self.config, configs.as_dict(Config())
         found = {k: v for k, v in usual.items() if k not in configs.NEEDED}
@@ -147,7 +148,10 @@ class Run:
             found["dataset"] = {**found["dataset"], NODES: _data_of(self.agreed)}
             if "secure" in self.agreed:
                 found["secure"] = self.agreed["secure"]
-        return dict(json.loads(json.dumps(found, default=str), parse_float=_number))
+        plain = json.loads(json.dumps(found, default=str), parse_float=_number)
+        code = self.made[-1].get("code") if self.made else None
+        noted = code.items() if isinstance(code, dict) else ()
+        return dict(provenance.placeless(plain, {name for name, d in noted if d != provenance.UNKNOWN}))
 
     @property
     def _needed(self) -> int | None:
@@ -318,11 +322,8 @@ class Run:
     def partition_name(self) -> str:
         """The partition as it is written, such as shards:2; of somebody's own the name alone."""
         spec = self.config["partition"]
-        return (
-            specs.spec_text(PARTITIONS, spec)
-            if spec["name"] in PARTITIONS
-            else provenance.named(str(spec["name"]))
-        )
+        own = spec["name"] not in PARTITIONS
+        return provenance.named(str(spec["name"])) if own else specs.spec_text(PARTITIONS, spec)
 
     @property
     def finished(self) -> bool:
@@ -766,21 +767,26 @@ def in_words(config: dict[str, Any]) -> dict[str, str]:
         if key == "dataset":
             found[key] = data_in_words(given)
         elif key == "partition" and NODES in config["dataset"]:
-            found[key] = f"{specs.spec_text(PARTITIONS, given)} where nodes divide"
+            found[key] = f"{written(PARTITIONS, given)} where nodes divide"
         elif key in configs.REGISTRIES:
-            found[key] = specs.spec_text(configs.REGISTRIES[key], given)
+            found[key] = written(configs.REGISTRIES[key], given)
         elif key == "training":
             found |= {k: f"{k}={specs.word(v)}" for k, v in given.items()}
         elif key in ("model", "augmentation"):
-            found[key] = str(given)
+            found[key] = specs.word(given)
         else:
             found[key] = f"{key}={specs.word(given)}"
     return found
 
 
+def written(registry: specs.Registry, spec: dict[str, Any]) -> str:
+    """A spec as `specs.spec_text` has it; of somebody's own, which is not loaded, with every setting."""
+    return specs.spec_text(registry, spec) if spec["name"] in registry else specs.word(spec)
+
+
 def data_in_words(dataset: dict[str, Any]) -> str:
     """The data set of a `Run.complete` with its settings, and what is known of a federation's own data."""
-    named = specs.spec_text(DATASETS, {k: v for k, v in dataset.items() if k != NODES})
+    named = written(DATASETS, {k: v for k, v in dataset.items() if k != NODES})
     if NODES not in dataset:
         return named
     held = dataset[NODES]

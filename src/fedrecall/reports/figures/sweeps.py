@@ -12,9 +12,8 @@ from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.reports.figures.figure import Data, Figure, colours, legend_below, page
 from fedrecall.reports.figures.quantities import QUANTITIES
-from fedrecall.reports.runs import Group, Run, arrange, in_words, noted_apart, value
+from fedrecall.reports.runs import Group, Run, arrange, in_words, noted_apart, value, written
 from fedrecall.reports.statistics import Summary, summary
-from fedrecall.specs import spec_text
 
 _NTD = "fedrecall run --dataset cifar10 --model cnn --clients 100 --sample 10 --rounds 200"
 _SFED = (
@@ -27,7 +26,7 @@ def setting(group: Group, key: str) -> Any:
     """A group's value of a setting, None if its algorithm (or partition) has no such field."""
     config = group.runs[0].complete
     if key == "partition":
-        return spec_text(PARTITIONS, config["partition"])
+        return written(PARTITIONS, config["partition"])
     if key == "sample":
         return config["sample"]
     try:
