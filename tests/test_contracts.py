@@ -111,6 +111,14 @@ WRONG = {
         finishing(lambda weights, k: WithNumber(weights, float(k))),
         r"an upload, which `finish` returns, has number = \d\.0: only tensors",
     ),
+    "what travels up is by pairs": (
+        finishing(lambda weights, k: WithNumber(weights, {(1, 2): torch.ones(1)})),
+        r"has number = {\(1, 2\): .*}: only tensors .* so make its keys names or whole numbers",
+    ),
+    "what travels down is by nothing": (
+        replaced(broadcast=lambda self, model, server, _: WithNumber(server.weights, {None: torch.ones(1)})),
+        r"what travels down, which `broadcast` returns, has number = {None: .*}: only tensors",
+    ),
     "a list travels up": (
         finishing(lambda weights, k: WithNumber(weights, [torch.ones(1)])),
         "an upload, which `finish` returns, has number = a list: only tensors",
@@ -508,6 +516,36 @@ WRONG = {
 }
 
 
+@dataclass(frozen=True)
+class ByClass(FedAvg):
+    """Its server's state, its clients' memories and what travels are by classes."""
+
+    def start(self, params):
+        return WithNumber(params, {c: torch.zeros(()) for c in (3, 1)})
+
+    def remember(self, params):
+        return Kept({1: torch.zeros(())})
+
+    def broadcast(self, model, server, auxiliary):
+        return server
+
+    def finish(self, model, weights, anchor, memory, data, sgd):
+        return WithNumber(weights, {1: torch.tensor(1.0), 3: memory.seen[1]}), Kept({1: memory.seen[1] + 1})
+
+    def aggregate(self, server, ups, cohort):
+        return WithNumber(cohort.mean(ups.weights), trees.transform(lambda t: t.sum(0), ups.number))
+
+    def report(self, server):
+        return {"visits": server.number[1], "visited before": server.number[3]}
+
+
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+def test_dicts_may_be_by_whole_numbers_wherever_they_go(backend, monkeypatch):
+    clients = {"clients": 3, "sample": 3}
+    history = played(ByClass, monkeypatch, backend, rounds=2, **clients).history
+    assert [(r["visits"], r["visited before"]) for r in history] == [(3, 0), (3, 3)]
+
+
 @pytest.mark.parametrize("what", WRONG)
 def test_a_hook_that_returns_something_else_is_named_in_a_sentence(what, monkeypatch):
     algorithm, said = WRONG[what]
@@ -561,7 +599,7 @@ def test_what_a_measure_cannot_say_is_nothing_in_the_record(tmp_path):
         "        return {'x': float('nan'), 'each': [1.0, float('-inf')]}\n"
     )
     (record,) = experiment("fedavg", measures=[f"{file}:Unsaid"], rounds=1).run().history
-    assert record["measures"][f"{file}:Unsaid"] == {"x": None, "each": [1.0, None]}
+    assert record["measures"]["measure.py:Unsaid"] == {"x": None, "each": [1.0, None]}
     json.dumps(record, allow_nan=False)
 
 

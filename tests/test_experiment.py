@@ -820,6 +820,12 @@ def test_what_a_checkpoint_would_leave_out_is_refused_before_a_round(tmp_path):
     (tmp_path / "mine.py").write_text(COUNTING)
     with pytest.raises(UserError, match="a client's memory has visits = 0, which no checkpoint would hold"):
         Experiment(configs.make({"dataset": "digits", "algorithm": f"{tmp_path}/mine.py:Counting"}))
+    pairs = COUNTING.replace("Memory(0)", "Memory({(0, 1): next(iter(weights.params.values()))})")
+    (tmp_path / "pairs.py").write_text(pairs)
+    with pytest.raises(
+        UserError, match=r"visits = {\(0, 1\): tensor[^}]*}, which no checkpoint would hold: make its keys"
+    ):
+        Experiment(configs.make({"dataset": "digits", "algorithm": f"{tmp_path}/pairs.py:Counting"}))
     state = COUNTING.replace("def remember", "def start").replace("Memory(0)", "Memory(0, weights)")
     state = state.replace("visits: int", "visits: int\n    weights: object")
     (tmp_path / "also.py").write_text(state)

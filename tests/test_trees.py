@@ -1,5 +1,6 @@
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -104,3 +105,15 @@ def test_what_is_no_tensor_is_found_wherever_it_is():
     assert list(trees.others(Pair(t, {"a": Pair(t, 3)}))) == [("n/a/n", 3)]
     assert list(trees.others(Pair(t, [t]))) == [("n", [t])]
     assert list(trees.others(2.0)) == [("", 2.0)]
+
+
+def test_dicts_may_be_by_whole_numbers_and_by_nothing_else_than_these_and_names():
+    held = Pair(torch.ones(2), {3: torch.zeros(1), np.int64(1): {"p": torch.arange(2.0)}})
+    flat = trees.arrays(held)
+    assert [*flat] == ["a", "b/3", "b/1/p"]
+    restored = trees.restore(trees.zeros(held), flat)
+    assert restored.b.keys() == {1, 3}
+    assert torch.equal(trees.take(trees.stack([held, restored]), 1).b[1]["p"], torch.arange(2.0))
+    assert list(trees.others(held)) == []
+    for b in ({(1, 2): held.a}, {None: held.a}, {held.a: held.a}, {1: held.a, "1": held.a}):
+        assert [path for path, _ in trees.others(Pair(held.a, {"x": b}))] == ["b/x"]

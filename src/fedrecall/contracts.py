@@ -25,8 +25,13 @@ def carries(tree: Any, hook: str, what: str) -> None:
         shown = "a list" if isinstance(value, list) else " ".join(specs.shown(value).split())
         raise UserError(
             f"{what}, which `{hook}` returns, {found} {shown}: only tensors in (named) tuples and dicts "
-            "travel and are kept, so make it a tensor."
+            f"travel and are kept, so {remedy(value)}."
         )
+
+
+def remedy(value: Any) -> str:
+    """What to do with a value that `trees.others` finds."""
+    return "make its keys names or whole numbers" if isinstance(value, Mapping) else "make it a tensor"
 
 
 def weighted(tree: Any, hook: str, what: str) -> None:

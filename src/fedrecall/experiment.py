@@ -795,7 +795,7 @@ def _check_kept(tree: Any, what: str) -> None:
     for path, value in trees.others(tree):
         found = f"has {path} =" if path else "is"
         raise UserError(
-            f"{what} {found} {specs.shown(value)}, which no checkpoint would hold: make it a tensor."
+            f"{what} {found} {specs.shown(value)}, which no checkpoint would hold: {contracts.remedy(value)}."
         )
 
 

@@ -1,11 +1,12 @@
 """Trees of tensors: named tuples and dicts, as they travel, are stored and are averaged.
 
-A tree is a tensor, a dict of trees with string keys, or a (named) tuple of trees. Anything else
+A tree is a tensor, a dict of trees by names or whole numbers, or a (named) tuple of trees. Anything else
 (``None``, a number) is carried along unchanged and is not a leaf.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from numbers import Integral
 from typing import Any, TypeVar
 
 import torch
@@ -31,9 +32,9 @@ def _collect(tree: Any, path: str, found: list[tuple[str, Tensor]]) -> None:
     before = f"{path}/" if path else ""
     for name, child in _children(tree):
         if isinstance(child, Tensor):
-            found.append((before + name, child))
+            found.append((f"{before}{name}", child))
         else:
-            _collect(child, before + name, found)
+            _collect(child, f"{before}{name}", found)
 
 
 def transform(fn: Callable[..., Any], tree: Tree, *others: Any) -> Tree:
@@ -54,7 +55,13 @@ def arrays(tree: Any) -> dict[str, Tensor]:
 
 
 def others(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What is in the tree beside tensors, with its dotted path: no file and no message would carry it."""
+    """What is in the tree beside tensors, with its dotted path: no file and no message would carry it.
+
+    So are dicts by anything else than names or whole numbers, or by one as both.
+    """
+    if isinstance(tree, Mapping) and not _named(tree):
+        yield path, tree
+        return
     children = list(_children(tree))
     for name, child in children:
         yield from others(child, f"{path}/{name}" if path else name)
@@ -147,7 +154,14 @@ def finite(tree: Any) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in found)
 
 
-def _children(tree: Any) -> Iterable[tuple[str, Any]]:
+def _named(tree: Mapping[Any, Any]) -> bool:
+    """Whether paths tell its entries apart, in every process alike."""
+    if all(type(key) is str for key in tree):
+        return True
+    return all(isinstance(key, (str, Integral)) for key in tree) and len({*map(str, tree)}) == len(tree)
+
+
+def _children(tree: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(tree, tuple):
         return zip(getattr(tree, "_fields", map(str, range(len(tree)))), tree, strict=True)
     return tree.items() if isinstance(tree, (dict, Mapping)) else ()  # a dict is known sooner
