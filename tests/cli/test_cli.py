@@ -1307,6 +1307,45 @@ def test_an_algorithm_that_fails_on_any_data_is_shown_as_far_as_it_goes_in_a_sen
     assert "does not derive from fedrecall.algorithms.fedavg.FedAvg" in err
 
 
+HEADED = """
+from dataclasses import dataclass
+from torch import nn
+from fedrecall import FedAvg
+
+class Net(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 5))
+        self.head = nn.Linear(5, classes)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+@dataclass(frozen=True)
+class Headed(FedAvg):
+    def personal(self, weights, memory):
+        return weights._replace(params={**weights.params, "head.weight": weights.params["head.weight"] * 1})
+"""
+
+
+def test_an_algorithm_for_a_network_of_ones_own_is_shown_with_that(call, tmp_path):
+    (tmp_path / "mine.py").write_text(HEADED)
+    show = ("show", "algorithm", f"{tmp_path}/mine.py:Headed")
+    code, _, err = call(*show)
+    assert code == 2
+    said = " ".join(err.split())
+    assert "it could not be measured with cnn or resnet10 on digits: KeyError: 'head.weight'. Give" in said
+    for more, dataset, size in (((), "digits", 64), (("--dataset", "synthetic:4,size=6"), "synthetic", 36)):
+        code, out, _ = call(*show, "--model", f"{tmp_path}/mine.py:Net", *more)
+        assert code == 0
+        assert f"on {dataset} (" in out
+        numbers = 5 * size + 5 + (5 + 1) * (10 if dataset == "digits" else 4)
+        assert f"{4 * numbers:,}" in out
+    code, _, err = call("show", "model", "cnn", "--model", "mlp")
+    assert code == 2
+    assert "show model: --model and --dataset are what an algorithm is measured with." in err
+
+
 def test_going_on_where_files_have_moved_says_how(call, tmp_path):
     (tmp_path / "data").mkdir()
     rows = ["a,b,label", *(f"{i % 7},{i % 5},{'xy'[i % 2]}" for i in range(60))]

@@ -3,6 +3,7 @@
 import io
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import MISSING, is_dataclass
 from importlib import metadata
 from inspect import cleandoc, signature
@@ -25,9 +26,9 @@ from fedrecall.cli.app import app, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, with_config
 from fedrecall.cli.progress import OF_WHAT_TRAVELS, megabytes
 from fedrecall.data import datasets, partitions
-from fedrecall.data.datasets import DATASETS
+from fedrecall.data.datasets import DATASETS, Dataset
 from fedrecall.data.partitions import PARTITIONS
-from fedrecall.errors import UserError, nearest
+from fedrecall.errors import UserError, nearest, sentence
 from fedrecall.experiment import describe, federate
 from fedrecall.measures import MEASURES
 from fedrecall.models import kernels
@@ -93,11 +94,31 @@ def show_command(
         str, typer.Argument(help="algorithm, dataset, partition, model, measure, figure, sink or paper.")
     ],
     name: Annotated[str, typer.Argument(help="Its name, as `fedrecall list` prints it.")],
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Of an algorithm: the network that its bytes are measured with (default: cnn, or resnet10).",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="Of an algorithm: whose examples that network is for (default: digits).",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
+    data_root: DataRoot = None,
 ) -> None:
     """Explain one algorithm, data set, partition, model, measure, figure, sink, or paper's table.
 
     Example: fedrecall show algorithm fedntd
     """
+    if (model or dataset) and not kind.startswith("algorithm"):
+        raise UserError(f"show {kind}: --model and --dataset are what an algorithm is measured with.")
     if kind in ("paper", "papers"):
         from fedrecall.cli import papers
 
@@ -125,7 +146,8 @@ def show_command(
     if registry is ALGORITHMS:
         algorithm = ALGORITHMS.make(name)
         out.print(_protections(algorithm))
-        out.print(_footprint(algorithm))
+        networks = ("cnn", "resnet10") if model is None else (model,)
+        out.print(_footprint(algorithm, networks, datasets.load(dataset or "digits", root=data_root)))
 
 
 def flowing(doc: str) -> str:
@@ -168,20 +190,24 @@ def _summing(algorithm: Any) -> str:
     return ("by examples or with equal weights" if by_examples else "with equal weights") + chains
 
 
-def _footprint(algorithm: Any) -> Group:
-    """What travels and what is remembered, for cnn on digits."""
-    shape, classes = (1, 8, 8), 10
-    for network in ("cnn", "resnet10"):
+def _footprint(algorithm: Any, networks: Sequence[str], dataset: Dataset) -> Group:
+    """What travels and what is remembered, for the first of the networks that the algorithm runs with."""
+    shape, classes = dataset.shape, dataset.classes
+    for network in networks:
         try:
             model = Model(algorithm.equip(build(network, shape, classes)))
             found = payloads.declared(algorithm, model, shape, classes)
             break
-        except UserError as error:
+        except Exception as error:  # whatever somebody's own code makes of a network that is not his
             refused = error
     else:
-        raise UserError(f"this algorithm runs with none of the networks tried (cnn, resnet10): {refused}")
+        why = str(refused) if isinstance(refused, UserError) else f"{type(refused).__name__}: {refused}"
+        raise UserError(
+            f"it could not be measured with {' or '.join(networks)} on {dataset.name}: {sentence(why)} Give "
+            "--model and --dataset that it is for."
+        ) from refused
     one = trees.size_in_bytes(model.initial())
-    title = f"measured with {network} on digits ({megabytes(one)} MB), in the first round"
+    title = f"measured with {network} on {dataset.name} ({megabytes(one)} MB), in the first round"
     shown = Table(box=None)
     for heading in ("where", "what", "bytes", "of a model"):
         shown.add_column(heading, justify="right" if heading in ("bytes", "of a model") else "left")
