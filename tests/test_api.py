@@ -86,3 +86,26 @@ def test_data_that_were_given_are_called_by_their_own_name(tmp_path):
         UserError, match=r"begun on other data, icu-2026 .* the same, with dataset=\.\.\. where"
     ):
         fedrecall.run(tmp_path, resume=True, rounds=2)
+
+
+def test_a_data_set_of_another_library_is_told_how_it_becomes_one(tmp_path, monkeypatch):
+    x, y = torch.arange(240).reshape(30, 2, 4) * 1.0, torch.arange(30) % 3
+    theirs = torch.utils.data.TensorDataset(x, y)
+    for given in (theirs, type(theirs), HubDict(train=theirs), 3):
+        kind = (given if isinstance(given, type) else type(given)).__name__
+        with pytest.raises(UserError, match=rf"a value of type {kind} .*from_arrays\(ds\[.*\(\*ds.tensors\)"):
+            fedrecall.run(dataset=given)
+    assert fedrecall.from_arrays(*theirs.tensors).class_names == ("0", "1", "2")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for folder in ("/my/folder", "mine", "./mine"):
+        with pytest.raises(UserError, match=f"'{folder}'; name a folder of your own as folder:{folder}"):
+            fedrecall.run(dataset=folder)
+    with pytest.raises(UserError, match="unknown dataset 'digit'; did you mean 'digits'"):
+        fedrecall.run(dataset="digit")
+    with pytest.raises(UserError, match="a dataset given as a mapping needs a 'name'"):
+        fedrecall.run(dataset={"path": "mine"})
+
+
+class HubDict(dict):
+    """Splits by name, as Hugging Face's DatasetDict is."""

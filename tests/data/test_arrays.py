@@ -221,3 +221,40 @@ def test_a_parameter_that_would_do_nothing_is_refused(name):
     for share in (-1, 1, 1.5):
         with pytest.raises(UserError, match=r"held_out = .* must be in"):
             from_arrays(TABLE, Y, held_out=share)
+
+
+def test_classes_have_the_names_that_are_given_in_their_order():
+    numbered = from_arrays(TABLE, Y, class_names=["cat", "ape", "dog"])
+    named = from_arrays(TABLE, np.array(["cat", "ape", "dog"])[Y], class_names=("cat", "ape", "dog"))
+    for d in (numbered, named):
+        assert d.class_names == ("cat", "ape", "dog")
+        assert torch.equal(d.train.y, from_arrays(TABLE, Y).train.y)
+    assert from_arrays(TABLE, Y, TABLE, Y, class_names=np.array(["a", "b", "c", "d"])).classes == 4
+    run = fedrecall.run(dataset=numbered, clients=2, sample=2, rounds=1, model="mlp:6", backend="serial")
+    assert set(run.trained.predict(TABLE)) <= {"cat", "ape", "dog"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "said"),
+    [
+        (Y, ["a", "b"], "has the label 2, which is not one of the 2 classes 0 to 1"),
+        (
+            Y,
+            ["a", "b", "a"],
+            r"class_names = \['a', 'b', 'a'\]: give a list of the classes' names, each once",
+        ),
+        (Y, ["a", "b", ""], "give a list of the classes' names"),
+        (Y, "abc", "give a list of the classes' names"),
+        (Y, {0: "a", 1: "b", 2: "c"}, "give a list of the classes' names"),
+        (Y, [1, 2, 3], "give a list of the classes' names"),
+        (Y, 3, "give a list of the classes' names"),
+        (
+            np.array(["a", "b", "c"])[Y],
+            ["a", "b"],
+            "example 2 has the label 'c', which is not one of class_na",
+        ),
+    ],
+)
+def test_names_of_classes_that_do_not_fit_are_told(labels, names, said):
+    with pytest.raises(UserError, match=said):
+        from_arrays(TABLE, labels, class_names=names)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedrecall.data.rows import Rows, Source, identifier, join
+from fedrecall.data.rows import Label, Rows, Source, identifier, join
 from fedrecall.data.store import Dataset
 from fedrecall.errors import UserError
+from fedrecall.specs import shown
 
 
 def from_arrays(
@@ -19,6 +21,7 @@ def from_arrays(
     y_test: Any = None,
     *,
     name: str = "arrays",
+    class_names: Any = None,
     origin: Any = None,
     origin_test: Any = None,
     undivided: Any = None,
@@ -32,10 +35,11 @@ def from_arrays(
     rows are numbers [n, F], moved and scaled by the training split unless ``standardise`` is false. Floating
     numbers of more dimensions, such as signals [n, C, length], volumes or images of other ranges
     [n, C, H, W], stay as they are; networks see them moved and scaled by one mean and deviation of the
-    training split, unless ``standardise`` is false. Labels are whole numbers or names. Without a test
-    split ``held_out`` of every class is tested on. ``origin`` and ``undivided`` say of every training example
-    who or where it is from and what is held out whole, as `folder` has them; ``origin_test``
-    says of those of ``x_test`` who or where they are from.
+    training split, unless ``standardise`` is false. Labels are whole numbers or names; ``class_names`` names
+    the classes 0, 1, ..., or says the order of the names that labels have. Without a test split ``held_out``
+    of every class is tested on. ``origin`` and ``undivided`` say of every training example who or where it is
+    from and what is held out whole, as `folder` has them; ``origin_test`` says of those of ``x_test`` who or
+    where they are from.
     """
     if (x_test is None) != (y_test is None):
         raise UserError("from_arrays: give x_test and y_test, or neither.")
@@ -61,7 +65,33 @@ def from_arrays(
             f"from_arrays: a test example is {real} of shape {list(test)}, a training example {whole} of "
             f"{list(train)}: give both alike."
         )
-    return join(name, Source(splits), name, held_out, seed, standardise)
+    names = None if class_names is None else _names(class_names)
+    if names is not None:
+        for rows in splits.values():
+            rows.y = [_number(label, names, where) for label, where in zip(rows.y, rows.where, strict=True)]
+    return join(name, Source(splits, names), name, held_out, seed, standardise)
+
+
+def _names(given: Any) -> list[str]:
+    """Names of classes, each once."""
+    found = [] if isinstance(given, (str, Mapping)) else np.ravel(_array(given)).tolist()
+    if (
+        len(found) < 2
+        or not all(isinstance(n, str) and n.strip() for n in found)
+        or len({*found}) < len(found)
+    ):
+        raise UserError(
+            f"from_arrays: class_names = {shown(given)}: give a list of the classes' names, each once, in "
+            "the order of their numbers."
+        )
+    return found
+
+
+def _number(label: Label, names: list[str], where: str) -> Label:
+    """The class's number, where its name stands for it."""
+    if isinstance(label, str) and label not in names:
+        raise UserError(f"from_arrays: {where} has the label {label!r}, which is not one of class_names.")
+    return names.index(label) if isinstance(label, str) else label
 
 
 def _rows(split: str, x: Any, y: Any, origin: Any, unit: Any) -> Rows:

@@ -12,7 +12,7 @@ import tempfile
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from importlib.util import find_spec
 from inspect import get_annotations
 from pathlib import Path
@@ -32,7 +32,30 @@ from fedrecall.streams import numpy_stream
 
 __all__ = ["DATASETS", "Dataset", "Recipe", "Split", "available", "export", "load", "load_export"]
 
-DATASETS = Registry(
+
+class _Recipes(Registry):
+    """Data sets by name; of what is none it says how it becomes one."""
+
+    def cls(self, name: str) -> type:
+        """The class behind a name."""
+        if ":" not in name and name not in self.entries and ("/" in name or Path(name).is_dir()):
+            raise UserError(f"unknown dataset {name!r}; name a folder of your own as folder:{name}.")
+        return super().cls(name)
+
+    def parse(self, spec: Any) -> tuple[str, list[str], dict[str, Any]]:
+        """Name and values of a spec."""
+        mapping = type(spec) is dict or (isinstance(spec, Mapping) and "name" in spec)
+        if not (isinstance(spec, str) or mapping or is_dataclass(spec)):
+            kind = spec.__name__ if isinstance(spec, type) else type(spec).__name__
+            raise UserError(
+                f"dataset: a value of type {kind} is not read by itself: give a name, or what "
+                'fedrecall.from_arrays makes: from_arrays(ds["image"], ds["label"]) of a Hugging Face data '
+                "set, from_arrays(*ds.tensors) of a TensorDataset."
+            )
+        return super().parse(spec)
+
+
+DATASETS = _Recipes(
     "dataset",
     {
         "digits": "fedrecall.data.datasets:Digits",
