@@ -1,6 +1,7 @@
 """What a program of one's own begins with."""
 
 import io
+import json
 import re
 
 import numpy as np
@@ -105,6 +106,29 @@ def test_a_data_set_of_another_library_is_told_how_it_becomes_one(tmp_path, monk
         fedrecall.run(dataset="digit")
     with pytest.raises(UserError, match="a dataset given as a mapping needs a 'name'"):
         fedrecall.run(dataset={"path": "mine"})
+
+
+def test_what_was_recorded_is_had_as_plain_lists_and_rows(tmp_path):
+    for seed in (0, 1):
+        kept = fedrecall.run(tmp_path / f"runs/{seed}", rounds=2, seed=seed, measures=["locals"], **SMALL)
+    alone = fedrecall.run(rounds=2, seed=1, measures=["locals"], **SMALL)
+    for result in (kept, alone):
+        assert json.loads(json.dumps(result.history)) == list(result.records)
+    runs = fedrecall.open_runs(str(tmp_path / "runs"))
+    assert [r.path.name for r in runs] == ["0", "1"]
+    assert runs[1].records == kept.history
+    rows = [row for run in runs for row in run.rows]
+    assert [(r["run"], r["seed"], r["round"]) for r in rows] == [
+        ("0", 0, 1),
+        ("0", 0, 2),
+        ("1", 1, 1),
+        ("1", 1, 2),
+    ]
+    assert rows[-1]["algorithm"] == "fedavg"
+    local = kept.history[-1]["measures"]["locals"]["local_accuracy"]
+    assert rows[-1]["measures/locals/local_accuracy"] == pytest.approx(sum(local) / len(local))
+    assert rows[-1]["accuracy"] == alone.accuracy
+    assert all(isinstance(v, (str, int, float)) for row in rows for v in row.values())
 
 
 class HubDict(dict):

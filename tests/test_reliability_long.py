@@ -21,7 +21,7 @@ def test_every_measure_is_taken_and_nothing_piles_up(tmp_path):
     assert set(result.history[-1]["measures"]) == set(MEASURES)
     assert len(set(gauge.files[1:])) == 1
     # The records are on disk alone: the run holds the last one.
-    assert not [v for v in vars(result.history).values() if isinstance(v, list) and len(v) > 1]
+    assert not [v for v in vars(result.records).values() if isinstance(v, list) and len(v) > 1]
 
 
 def test_metrics_are_read_in_linear_time(tmp_path):

@@ -17,6 +17,7 @@ __all__ = [
     "UserError",
     "Weights",
     "from_arrays",
+    "open_runs",
     "run",
     "trained",
 ]
@@ -31,6 +32,7 @@ _HOMES = {
     "UserError": "fedrecall.errors",
     "Weights": "fedrecall.models.model",
     "from_arrays": "fedrecall.data.arrays",
+    "open_runs": "fedrecall.reports.runs",
     "run": "fedrecall.api",
     "trained": "fedrecall.reports.runs",
 }

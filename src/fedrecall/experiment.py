@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,8 +66,8 @@ class Result:
     """A finished run."""
 
     config: Config
-    history: Sequence[dict[str, Any]]
-    """One record a round, as in metrics.jsonl; of a run with a folder they are read from there."""
+    records: Sequence[dict[str, Any]]
+    """One record a round, as in metrics.jsonl; of a run with a folder they are read from there each time."""
     weights: Weights
     """The final global model."""
     model: Model
@@ -75,8 +76,13 @@ class Result:
 
     def __repr__(self) -> str:
         of = f"{self.config.algorithm['name']} on {self.federation.dataset.name}"
-        found = f"{accuracy_word(self.history[-1])} {self.accuracy:.2%}, forgetting {self.forgetting:.3f}"
-        return f"<Result of {of}: {found} after {len(self.history)} rounds>"
+        found = f"{accuracy_word(self.records[-1])} {self.accuracy:.2%}, forgetting {self.forgetting:.3f}"
+        return f"<Result of {of}: {found} after {len(self.records)} rounds>"
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """The records as a list."""
+        return list(self.records)
 
     @property
     def trained(self) -> Trained:
@@ -86,12 +92,12 @@ class Result:
     @property
     def accuracy(self) -> float:
         """Accuracy of the last round on the test split, or on what `validation` held out."""
-        return float(self.history[-1]["accuracy"])
+        return float(self.records[-1]["accuracy"])
 
     @property
     def forgetting(self) -> float:
         """Forgetting F after the last round."""
-        return float(self.history[-1]["forgetting"])
+        return float(self.records[-1]["forgetting"])
 
 
 class Experiment:

@@ -1,5 +1,6 @@
 """The command line as a stranger meets it: what it prints, what it leaves, how it exits."""
 
+import csv
 import errno
 import io
 import json
@@ -413,6 +414,33 @@ def test_a_comparison_shows_how_clients_fare_where_that_was_measured(call, tmp_p
     assert [r["clients_mean"] for r in json.loads(numbers.read_text())["rows"]] == [[None]] * 2
 
 
+def test_a_comparison_is_written_as_a_table(call, tmp_path):
+    asked = ("compare", "fedavg", "fedprox:mu=1e30", "fedntd", *SMALL, "--seeds", "2")
+    asked += ("--over", "lr=0.01,0.1", "--validation", "0.2", "--out", "all")
+    code, out, _ = call(*asked, "--backend", "serial", "--json", "t.json", "--table", "t.csv")
+    assert code == 3  # one of them diverges
+    assert "table: t.csv" in out
+    told = json.loads((tmp_path / "t.json").read_text())["tables"]
+    rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
+    assert [r["setting"] for r in rows] == ["lr=0.01"] * 3 + ["lr=0.1"] * 3
+    for line, held in zip(rows, [r for table in told for r in table["rows"]], strict=True):
+        assert line["algorithm"] == held["name"]
+        known = [a for a in held["accuracy"] if a is not None]
+        assert int(line["seeds"]) == len(known)
+        assert line["against"] == ("" if held["name"] == "fedavg" else "fedavg")
+        if known:
+            assert float(line["accuracy"]) == pytest.approx(np.mean(known))
+            assert float(line["accuracy_std"]) == pytest.approx(np.std(known, ddof=1))
+    code, _, err = call("report", "all", "--table", "r.csv")
+    assert code == 0, err
+    again = list(csv.DictReader((tmp_path / "r.csv").read_text().splitlines()))
+    assert {r["split"] for r in rows + again} == {"validation"}
+    assert {r["accuracy"] for r in again} == {r["accuracy"] for r in rows} - {""}
+    code, _, err = call(*asked, "--table", "t.xls")
+    assert code == 2
+    assert "t.xls: name a file that ends in .tex, .csv, .md" in err
+
+
 @pytest.mark.parametrize("extra", [[], ["--on-failure", "stop"]])
 def test_compare_shows_a_run_that_diverges_as_failed_beside_the_others(call, tmp_path, extra):
     words = ["fedavg", "fedprox:mu=1e30", "fedntd", *SMALL]
@@ -538,7 +566,7 @@ def test_of_what_accuracy_is_is_said_where_clients_have_other_models(algorithm, 
         "bytes_down": 0,
         "bytes_up": 0,
     }
-    summarise(SimpleNamespace(history=[record], out=None, config=SimpleNamespace(algorithm=algorithm)))
+    summarise(SimpleNamespace(records=[record], out=None, config=SimpleNamespace(algorithm=algorithm)))
     shown = capsys.readouterr().out
     if algorithm != FEDPER:
         assert ("what travels" in shown) == (algorithm != "fedavg")
@@ -555,7 +583,7 @@ def test_the_end_of_a_run_names_its_best_round_and_its_promise(capsys):
     history.insert(1, dict(sent))  # not evaluated
     for number, record in enumerate(history, start=1):
         record["round"] = number
-    summarise(SimpleNamespace(history=history, out=None, config=FEDAVG))
+    summarise(SimpleNamespace(records=history, out=None, config=FEDAVG))
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert rows == [
         "accuracy, last round 62.50%",
@@ -566,14 +594,14 @@ def test_the_end_of_a_run_names_its_best_round_and_its_promise(capsys):
     ]
     told = {part: [0.75, 0.5] for part in ("examples", "accuracy", "balanced_accuracy")}
     history[-1]["measures"] = {"sites": {"sites": ["north", "[b]\x1bsouth"], **told}}
-    summarise(SimpleNamespace(history=history, out=None, config=FEDAVG))
+    summarise(SimpleNamespace(records=history, out=None, config=FEDAVG))
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert rows[2].startswith("accuracy, worst site 50.00% ([b]")
     assert "\x1b" not in rows[2]
     history[-1] |= {"epsilon": 1.234, "delta": 1e-5}
-    summarise(SimpleNamespace(history=history, out="x", config=FEDAVG))
+    summarise(SimpleNamespace(records=history, out="x", config=FEDAVG))
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    found = end(SimpleNamespace(history=history, accuracy=0.625, forgetting=0.375))
+    found = end(SimpleNamespace(records=history, accuracy=0.625, forgetting=0.375))
     assert found == End(0.625, 0.375, 8.0, 3_000_000, 1_500_000, 1.234, 1e-5)
     assert rows[-2:] == ["privacy epsilon 1.23 at delta 1e-05, for each client", "run folder x"]
     assert progress.line(history[-1] | {"failures": []}).split("  ")[2] == "epsilon 1.23"
@@ -585,7 +613,7 @@ def test_the_end_of_a_run_names_its_best_round_and_its_promise(capsys):
 def test_what_an_algorithm_of_ones_own_calls_epsilon_need_not_be_of_privacy(told, capsys):
     record = {"round": 1, "accuracy": 0.5, "forgetting": 0.0, "failures": [], **told}
     record |= {"seconds": {"train": 1.0}, "bytes_down": 0, "bytes_up": 0}
-    result = SimpleNamespace(history=[record], out=None, config=FEDAVG, accuracy=0.5, forgetting=0.0)
+    result = SimpleNamespace(records=[record], out=None, config=FEDAVG, accuracy=0.5, forgetting=0.0)
     summarise(result)
     assert "privacy" not in capsys.readouterr().out
     assert "epsilon" not in progress.line(record)

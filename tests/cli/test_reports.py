@@ -1,5 +1,6 @@
 """`report`, `figure` and `watch` on run folders made of formulas."""
 
+import csv
 import io
 import json
 import threading
@@ -39,6 +40,23 @@ def test_report_writes_one_page_and_says_where(runs, tmp_path):
     page = (tmp_path / "deep" / "x.html").read_text()
     assert "<title>A &amp; B</title>" in page
     assert "30 %: rounds" in page
+
+
+def test_report_writes_its_numbers_as_a_table(runs, tmp_path):
+    for seed in (0, 1):
+        write(runs / f"ntd-{seed}", algorithm="fedntd", seed=seed, better=1)
+    words = ("report", runs, "--out", tmp_path / "x.html", "--baseline", "fedntd")
+    found = invoke(*words, "--table", tmp_path / "deep/t.csv")
+    assert found.exit_code == 0, found.output
+    avg, ntd = csv.DictReader((tmp_path / "deep/t.csv").read_text().splitlines())
+    last = {run.path.name: run.records[-1]["accuracy"] for run in fedrecall.open_runs(runs)}
+    gains = [last[f"avg-{seed}"] - last[f"ntd-{seed}"] for seed in (0, 1)]
+    assert (avg["algorithm"], avg["against"], avg["pairs"], ntd["against"]) == ("fedavg", "fedntd", "2", "")
+    assert float(avg["difference"]) == pytest.approx(sum(gains) / 2)
+    assert [float(avg[end]) for end in ("low", "high")] == pytest.approx(sorted(gains))
+    assert float(ntd["accuracy"]) == pytest.approx((last["ntd-0"] + last["ntd-1"]) / 2)
+    found = invoke(*words, "--table", tmp_path / "t.doc")
+    assert "name a file that ends in .tex, .csv, .md" in str(found.exception)
 
 
 def test_report_of_nothing_is_a_users_mistake(tmp_path):

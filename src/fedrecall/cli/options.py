@@ -151,6 +151,14 @@ Set = Annotated[
     list[str] | None,
     typer.Option("-s", "--set", help="Any key of a config: -s partition.s=3 -s lr=0.1.", metavar="KEY=VALUE"),
 ]
+Table = Annotated[
+    Path | None,
+    typer.Option(
+        "--table",
+        help="Also write means, deviations and paired differences here: a .tex, .csv or .md file.",
+        show_default=False,
+    ),
+]
 DataRoot = Annotated[
     Path | None,
     typer.Option(

@@ -41,6 +41,7 @@ from fedrecall.reports.runs import (
     validated,
 )
 from fedrecall.reports.statistics import ENOUGH, WILCOXON, Difference, paired_difference, summary
+from fedrecall.reports.tables import Entry
 
 MOST_CELLS = 40_000
 """Of all class-wise heat maps together; rounds are thinned to stay below."""
@@ -89,22 +90,7 @@ def build(
     baseline: str | None = None,
 ) -> str:
     """The page. ``targets``: accuracies in (0, 1]; ``baseline``: what the others are compared with."""
-    going = [run for run in runs if _has_rounds(run)]
-    if not going:
-        raise UserError("none of these runs has an evaluated round yet: there is nothing to report.")
-    found = arrange([run for run in runs if run in going or run.fault is not None])
-    groups, astray = in_step(group for group in found if any(run in going for run in group.runs))
-    called = [name for g in groups for name in (g.algorithm, g.label)]
-    if baseline is not None and ":" in baseline and baseline not in called:
-        baseline = named(baseline)
-    if baseline is not None and baseline not in called:
-        raise UserError(f"no run is called {baseline!r}; {nearest(baseline, [g.label for g in groups])}")
-    bad = [t for t in targets if not 0 < t <= 1]
-    if bad:
-        raise UserError(f"target {bad[0]:g}: give a share in (0, 1], such as 0.6 for 60 %.")
-    held = [run for group in groups for run in (*group.runs, *group.failed)]
-    idle = [run for run in runs if run not in (*going, *held, *(run for run, _ in astray))]
-    page = Page(groups, sorted(targets) or default_targets(groups), baseline, idle, astray)
+    page = _page(runs, targets, baseline)
     title = title or _title(page)
     style, script = _asset("report.css"), _asset("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -138,6 +124,49 @@ def build(
         tag("script", Html(script)),
     )
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def _page(runs: Sequence[Run], targets: Sequence[float] = (), baseline: str | None = None) -> Page:
+    """What the runs have to show, by experiment."""
+    going = [run for run in runs if _has_rounds(run)]
+    if not going:
+        raise UserError("none of these runs has an evaluated round yet: there is nothing to report.")
+    found = arrange([run for run in runs if run in going or run.fault is not None])
+    groups, astray = in_step(group for group in found if any(run in going for run in group.runs))
+    called = [name for g in groups for name in (g.algorithm, g.label)]
+    if baseline is not None and ":" in baseline and baseline not in called:
+        baseline = named(baseline)
+    if baseline is not None and baseline not in called:
+        raise UserError(f"no run is called {baseline!r}; {nearest(baseline, [g.label for g in groups])}")
+    bad = [t for t in targets if not 0 < t <= 1]
+    if bad:
+        raise UserError(f"target {bad[0]:g}: give a share in (0, 1], such as 0.6 for 60 %.")
+    held = [run for group in groups for run in (*group.runs, *group.failed)]
+    idle = [run for run in runs if run not in (*going, *held, *(run for run, _ in astray))]
+    return Page(groups, sorted(targets) or default_targets(groups), baseline, idle, astray)
+
+
+@from_files
+def entries(runs: Sequence[Run], baseline: str | None = None) -> list[Entry]:
+    """The experiments as lines of a table, each compared as on the page."""
+    page = _page(runs, baseline=baseline)
+    against = {id(group): (base, shared) for base, _, group, shared in pairs(page.groups, page.baseline)}
+    found = []
+    for group in page.groups:
+        rounds, accuracy = group.series("accuracy")
+        ends = accuracy[:, -1].tolist(), group.series("forgetting")[1][:, -1].tolist()
+        lost = [run for run in (*group.runs, *group.failed) if run.fault is not None]
+        told = [np.isfinite(values).all() and group.runs[0] not in lost for values in ends]
+        own, forgotten = (values if known else [] for values, known in zip(ends, told, strict=True))
+        split = "validation" if validated(group.runs) else "test"
+        entry = Entry(group.setup, group.algorithm, int(rounds[-1]), own, forgotten, split=split)
+        found.append(entry._replace(failed=len(lost)))
+        if id(group) in against:
+            base, shared = against[id(group)]
+            name = base.algorithm if base.setup == group.setup else base.label
+            d = _difference(shared, "accuracy", _common_round(shared))
+            found[-1] = found[-1]._replace(against=name, difference=d)
+    return found
 
 
 def default_targets(groups: Sequence[Group]) -> list[float]:

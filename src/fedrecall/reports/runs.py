@@ -34,7 +34,7 @@ from fedrecall.initial import saved
 from fedrecall.memories import AtNode, Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.trained import Inputs, Trained
-from fedrecall.records import INPUTS, Checkpoint, Fault, RunFolder, whole
+from fedrecall.records import INPUTS, Checkpoint, Fault, RunFolder, scalars, whole
 
 SEEDS = ("seed", "partition_seed")
 ELSEWHERE = (
@@ -204,6 +204,17 @@ class Run:
         if not found:
             raise NothingYet(f"{self.path} has no finished round yet.")
         return list(whole(found, self.path / "metrics.jsonl"))
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A flat dict a round: whose it is, and its numbers by name, such as ``seconds/train``.
+
+        A table of all: ``pandas.DataFrame(row for run in fedrecall.open_runs("runs") for row in run.rows)``.
+        """
+        of = self.complete["algorithm"]
+        text = specs.short_text(ALGORITHMS, of) if of["name"] in ALGORITHMS else specs.word(of)
+        whose = {"run": self.name, "algorithm": text, "seed": self.seed}
+        return [{**whose, "round": r["round"], **scalars(r)} for r in self.records]
 
     @cached_property
     def made(self) -> list[dict[str, Any]]:
@@ -549,13 +560,15 @@ class Group:
         return [float(run.series(key)[-1]) for run in self.runs]
 
 
-def open_runs(paths: Iterable[Path | str], data_root: Path | None = None) -> list[Run]:
+def open_runs(paths: Path | str | Iterable[Path | str], data_root: Path | None = None) -> list[Run]:
     """Runs by folder, each once; a folder that is no run stands for all in it, up to `LEVELS` down.
+
+    ``open_runs("runs")`` gives their `config`, `records` and `rows`, which pandas takes.
 
     Runs whose folders have the same name are called by their parents' names, too.
     """
     once: dict[Path, Path] = {}
-    for path in map(files.expanded, paths):
+    for path in map(files.expanded, [paths] if isinstance(paths, (str, Path)) else paths):
         found = [path] if files.found(path / "config.json") else list(_within(path, LEVELS))
         if not found:
             raise UserError(_no_run(path))

@@ -20,7 +20,7 @@ from fedrecall import config as configs
 from fedrecall import files
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import keeps_own
-from fedrecall.cli import progress
+from fedrecall.cli import options, progress
 from fedrecall.cli.app import FAILED, NOT_NOW, app, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, several, with_config
 from fedrecall.config import Config
@@ -30,7 +30,9 @@ from fedrecall.errors import Busy, Diverged, UserError
 from fedrecall.experiment import Experiment, Result, check, device_of
 from fedrecall.models.networks import MODELS
 from fedrecall.records import RunFolder, how_often, looked_back_on, steps
-from fedrecall.reports.statistics import paired_difference, summary
+from fedrecall.reports import tables as written
+from fedrecall.reports.statistics import Difference, paired_difference, summary
+from fedrecall.reports.tables import Entry
 from fedrecall.together import play, stacks
 
 WHOLE_NAME = 24
@@ -107,6 +109,7 @@ def compare_command(
         ),
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write the table's numbers here.")] = None,
+    table: options.Table = None,
     data_root: DataRoot = None,
     settings: Settings,
 ) -> None:
@@ -129,6 +132,8 @@ def compare_command(
     plans = [planned for setting in settings_ for planned in plan(algorithms, base, seeds, setting)]
     if json is not None:
         files.check_writable(json)
+    if table is not None:
+        written.check(table)
     datasets = Loaded(data_root)
     folders = [run_folder(planned, out_) for planned in plans]
     _check_apart(plans, folders)
@@ -149,6 +154,9 @@ def compare_command(
         if json is not None:  # before anything is printed, which may fail
             with files.placing(json):
                 files.write_json(json, _numbers(plans[0].made, found, settings_))
+        if table is not None:
+            made = {planned.setting: planned.made for planned in plans}
+            written.write(table, [e for s, rows in found.items() for e in entries(rows, s, made[s])])
         for setting, rows in found.items():
             if any(map(_played, rows)):
                 split = next(p.made.split for p in plans if p.setting == setting)
@@ -166,6 +174,8 @@ def compare_command(
         out.print(f"{folder} {said}", markup=False, soft_wrap=True)
     if json is not None:
         out.print(f"numbers: {json}", markup=False)
+    if table is not None:
+        out.print(f"table: {table}", markup=False)
     if out_ is not None:
         out.print(f"run folders: {out_}", markup=False)
     if any(_known(r.failed) for rows in found.values() for r in rows):
@@ -340,8 +350,8 @@ def end(result: Result | Diverged) -> End:
     """The numbers of a run that went through, or why it did not."""
     if isinstance(result, Diverged):
         return End(failed=str(result))
-    last = result.history[-1]
-    seconds = sum(h["seconds"]["train"] for h in result.history)
+    last = result.records[-1]
+    seconds = sum(h["seconds"]["train"] for h in result.records)
     sent = last["bytes_down"], last["bytes_up"]
     fares = last.get("measures", {}).get("fairness", {})
     of_clients = fares.get("mean"), fares.get("worst_tenth")
@@ -476,12 +486,28 @@ def _of_fewer(r: Row, seeds: int, count: int) -> str:
 
 def _against(first: Row, other: Row, seeds: int) -> str:
     """Over the seeds whose runs both went through."""
+    d = _difference(first, other)
+    if d is None:
+        return ""
+    interval = "" if d.low is None or d.high is None else f" [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
+    values = ": both values" if d.n == 2 else ""
+    fewer = f" ({d.n} of {seeds}{values})" if d.n < seeds else ""
+    return f"{100 * d.mean:+.2f}{interval}{fewer}"
+
+
+def _difference(first: Row, other: Row) -> Difference | None:
     both = zip(first.accuracy, other.accuracy, strict=False)
     pairs = [(a, b) for a, b in both if a is not None and b is not None]
-    if not pairs:
-        return ""
-    d = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
-    interval = "" if d.low is None or d.high is None else f" [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
-    values = ": both values" if len(pairs) == 2 else ""
-    fewer = f" ({len(pairs)} of {seeds}{values})" if len(pairs) < seeds else ""
-    return f"{100 * d.mean:+.2f}{interval}{fewer}"
+    return paired_difference([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
+
+
+def entries(rows: Sequence[Row], setting: str, made: Config) -> list[Entry]:
+    """The rows of a setting as lines of a table in a file."""
+    found = []
+    for r in rows:
+        accuracy, forgetting = _known(r.accuracy), _known(r.forgetting)
+        entry = Entry(setting, r.name, made.rounds, accuracy, forgetting, split=made.split)
+        found.append(entry._replace(failed=len(_known(r.failed))))
+        if r is not rows[0]:
+            found[-1] = found[-1]._replace(against=rows[0].name, difference=_difference(rows[0], r))
+    return found

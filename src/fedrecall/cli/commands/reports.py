@@ -7,7 +7,7 @@ import typer
 
 from fedrecall import files
 from fedrecall.cli.app import app, out
-from fedrecall.cli.options import DataRoot
+from fedrecall.cli.options import DataRoot, Table
 
 Runs = Annotated[
     list[Path],
@@ -37,19 +37,27 @@ def report_command(
         typer.Option(help="What the others are compared with (default: the first).", show_default=False),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.", show_default=False)] = None,
+    table: Table = None,
 ) -> None:
     """Put runs on one HTML page that needs nothing but a browser; seeds of one config become a band.
 
     Example: fedrecall report runs/ --out report.html
     """
-    from fedrecall.reports.report import build
+    from fedrecall.reports import tables
+    from fedrecall.reports.report import build, entries
     from fedrecall.reports.runs import open_runs
 
-    built = build(open_runs(runs), title=title, targets=target or (), baseline=baseline)
+    if table is not None:
+        tables.check(table)
+    opened = open_runs(runs)
+    built = build(opened, title=title, targets=target or (), baseline=baseline)
     page = built.encode(errors="replace")  # a folder's name may be no text
     with files.placing(out_):
         files.write(out_, page)
     out.print(f"report: {out_} ({len(page) / 1e6:.1f} MB)", markup=False, soft_wrap=True)
+    if table is not None:
+        tables.write(table, entries(opened, baseline))
+        out.print(f"table: {table}", markup=False, soft_wrap=True)
 
 
 @app.command("figure")

@@ -116,9 +116,9 @@ def unused(folder: Path, busy: Collection[Path] = ()) -> Path:
 
 def summarise(result: Result) -> None:
     """A short table of the end, and where things are."""
-    last, evaluated = result.history[-1], [r for r in result.history if "accuracy" in r]
+    last, evaluated = result.records[-1], [r for r in result.records if "accuracy" in r]
     best = max(evaluated, key=lambda r: r["accuracy"])
-    seconds = sum(r["seconds"]["train"] for r in result.history)
+    seconds = sum(r["seconds"]["train"] for r in result.records)
     table = Table(show_header=False, box=None, pad_edge=False)
     called = accuracy_word(last)
     table.add_row(f"{called}, last round", f"{last['accuracy']:.2%}")
@@ -129,9 +129,9 @@ def summarise(result: Result) -> None:
         where, least = worst(found)
         table.add_row(f"{called}, worst site", Text(f"{least:.2%} ({printable(where)})"))
     table.add_row("forgetting", f"{last['forgetting']:.3f}")
-    table.add_row("training", f"{seconds:.1f} s, {seconds / len(result.history):.2f} s a round")
+    table.add_row("training", f"{seconds:.1f} s, {seconds / len(result.records):.2f} s a round")
     costs: dict[str, float] = {}
-    for record in result.history:
+    for record in result.records:
         for measure, cost in record["seconds"].get("measures", {}).items():
             costs[measure] = costs.get(measure, 0.0) + cost
     if costs:

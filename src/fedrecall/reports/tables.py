@@ -1,0 +1,138 @@
+"""Results as a table for a paper, a text or a spreadsheet: LaTeX, Markdown or CSV."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedrecall import files
+from fedrecall.errors import UserError
+from fedrecall.reports.statistics import Difference, summary
+
+READING = (
+    "Of the last round: mean ± standard deviation (n - 1) over seeds. Differences of accuracy, in percentage "
+    "points: mean over pairs of one seed [95 % percentile bootstrap interval; of two pairs both values]."
+)
+
+
+class Entry(NamedTuple):
+    """An experiment: one line of the table."""
+
+    setting: str
+    """What else than the algorithm tells it from others; "" where nothing does."""
+    algorithm: str
+    rounds: int
+    """After how many its numbers are."""
+    accuracy: Sequence[float]
+    """One a seed, of the runs that came to their end."""
+    forgetting: Sequence[float]
+    against: str = ""
+    """What the difference is to."""
+    difference: Difference | None = None
+    """How much higher its accuracy is."""
+    split: str = "test"
+    """Which one it was evaluated on."""
+    failed: int = 0
+    """How many more seeds failed."""
+
+
+def check(path: Path) -> None:
+    """Raise UserError if no table can be written there, before the work that it is to hold."""
+    if path.suffix not in _WRITTEN:
+        raise UserError(f"--table {path}: name a file that ends in {', '.join(_WRITTEN)}.")
+    files.check_writable(path)
+
+
+def write(path: Path, entries: Sequence[Entry]) -> None:
+    """Write the table as the file's name asks for."""
+    with files.placing(path):
+        files.write(path, _WRITTEN[path.suffix](entries).encode(errors="replace"))
+
+
+def _latex(entries: Sequence[Entry]) -> str:
+    head, rows = _cells(entries)
+    words = sum(1 for name in head if name in _WORDS)
+    lines = [f"% {READING}", "% Needs the package booktabs."]
+    lines += [f"\\begin{{tabular}}{{{'l' * words}{'r' * (len(head) - words)}}}", "\\toprule"]
+    lines += [" & ".join(map(_escaped, head)) + r" \\", "\\midrule"]
+    for row in rows:
+        numbers = (f"${cell.replace('±', chr(92) + 'pm')}$" if cell else "" for cell in row[words:])
+        lines.append(" & ".join([*map(_escaped, row[:words]), *numbers]) + r" \\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+
+
+_SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_SPECIAL |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+
+
+def _escaped(text: str) -> str:
+    return "".join(_SPECIAL.get(sign, sign) for sign in text)
+
+
+def _markdown(entries: Sequence[Entry]) -> str:
+    head, rows = _cells(entries)
+    ruler = ["---" if name in _WORDS else "---:" for name in head]
+    lines = [
+        "| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (head, ruler, *rows)
+    ]
+    return "\n".join([*lines, "", READING, ""])
+
+
+_WORDS = ("setting", "algorithm", "against", "split")
+
+
+def _cells(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
+    """Headings, and as many cells of each entry: those of words first."""
+    bases = {e.against for e in entries} - {""}
+    only = next(iter(bases)) if len(bases) == 1 else None
+    columns: list[tuple[str, list[str]]] = [("algorithm", [e.algorithm for e in entries])]
+    if any(e.setting for e in entries):
+        columns.insert(0, ("setting", [e.setting for e in entries]))
+    if len(bases) > 1:
+        columns.append(("against", [e.against for e in entries]))
+    splits = {e.split for e in entries}
+    if len(splits) > 1:
+        columns.append(("split", [e.split for e in entries]))
+    of = "validation " if splits == {"validation"} else ""
+    if len({e.rounds for e in entries}) > 1:
+        columns.append(("rounds", [str(e.rounds) for e in entries]))
+    columns += [
+        ("seeds", [str(len(e.accuracy)) for e in entries]),
+        *([("failed", [str(e.failed) for e in entries])] if any(e.failed for e in entries) else []),
+        (f"{of}accuracy (%)", [summary(e.accuracy).text(100) if e.accuracy else "" for e in entries]),
+        ("forgetting", [summary(e.forgetting).text(digits=3) if e.forgetting else "" for e in entries]),
+    ]
+    if bases:
+        heading = "difference" if only is None else f"accuracy - {only}"
+        columns.append((heading, [_ends(e.difference) for e in entries]))
+    return [name for name, _ in columns], [list(row) for row in zip(*(c for _, c in columns), strict=True)]
+
+
+def _ends(d: Difference | None) -> str:
+    if d is None:
+        return ""
+    interval = "" if d.low is None or d.high is None else f" [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
+    return f"{100 * d.mean:+.2f}{interval}"
+
+
+def _csv(entries: Sequence[Entry]) -> str:
+    """All digits, accuracies as shares of one."""
+    rows = []
+    for e in entries:
+        row: dict[str, Any] = {"setting": e.setting, "algorithm": e.algorithm, "split": e.split}
+        row |= {"rounds": e.rounds, "seeds": len(e.accuracy), "failed": e.failed}
+        for name, values in (("accuracy", e.accuracy), ("forgetting", e.forgetting)):
+            mean, std = summary(values)[:2] if values else (None, None)
+            row |= {name: mean, f"{name}_std": std}
+        d = e.difference._asdict() if e.difference else {}
+        row |= {"against": e.against, "difference": d.get("mean"), "pairs": d.get("n")}
+        rows.append(row | {name: d.get(name) for name in ("low", "high", "p", "test")})
+    text = io.StringIO()
+    made = csv.DictWriter(text, rows[0], lineterminator="\n")
+    made.writeheader()
+    made.writerows(rows)
+    return text.getvalue()
+
+
+_WRITTEN: dict[str, Callable[[Sequence[Entry]], str]] = {".tex": _latex, ".csv": _csv, ".md": _markdown}
