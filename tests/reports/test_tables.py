@@ -71,7 +71,9 @@ def test_a_markdown_table_says_how_it_is_read_and_names_what_differs(tmp_path):
 
 def test_how_many_seeds_failed_is_said(tmp_path):
     lines = written(tmp_path / "t.md", [ENTRIES[0]._replace(failed=2), ENTRIES[1]]).splitlines()
-    assert lines[0] == "| setting | algorithm | seeds | failed | accuracy (%) | forgetting | accuracy - fedavg |"
+    assert (
+        lines[0] == "| setting | algorithm | seeds | failed | accuracy (%) | forgetting | accuracy - fedavg |"
+    )
     assert "| fedavg | 3 | 2 | 55.00 ± 5.00 |" in lines[2]
     rows = csv.DictReader(written(tmp_path / "t.csv", [ENTRIES[0]._replace(failed=2)]).splitlines())
     assert [row["failed"] for row in rows] == ["2"]

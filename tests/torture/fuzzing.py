@@ -314,6 +314,7 @@ GIVEN = {
     "--dataset": ["digits", "synthetic:3,train=50,test=9,size=4", "folder:nowhere", "nobody"],
     "--partition": _WORDS["partition"],
     "--model": ["mlp:4", "cnn:4", "nobody", "nn.py:Net", "resnet10:width=1"],
+    "--initial": ["run", "nowhere", "x.png", "."],
     "--clients": ["1", "5", "0", "-1", "1e3", "x", "99999999999999999999"],
     "--sample": ["1", "0.5", "2", "0", "nan", "1e999"],
     "--chains": ["1", "2", "99"],
@@ -357,15 +358,17 @@ GIVEN = {
     "--every": ["1", "0", "nan", "1e9"],
     "--round": ["1", "0", "-1", "9" * 30],
     "--client": ["0", "1", "99", "-1", "x", "9" * 30],
+    "--memory": ["run", "nowhere", "x.png"],
     "--data-root": ["nowhere", "."],
     "--out": ["out", "run", "a/b", "run/config.json", "\udcff"],
     "--json": ["a.json", "run", "nowhere/a.json", "run/config.json"],
     "--csv": ["a.csv", "x.png", "nowhere/a.csv"],
+    "--table": ["t.tex", "t.csv", "t.md", "x.png", "nowhere/t.tex"],
     "--save": ["p.json", "run", "nowhere/p.json"],
     "--picture": ["p.png", "p.svg", "p.x", "nowhere/p.png"],
 }  # fmt: skip
 """Good and bad values of every argument and of every option that takes one."""
-READ = ("--config", "--data-root", "--from")
+READ = ("--config", "--data-root", "--from", "--memory")
 """Options that name a path and write nothing there."""
 _SHORT = ["--rounds=1", "--clients=3", "--sample=1", "--local-epochs=1", "--model=mlp:4", "--backend=serial",
           "--dataset=synthetic:3,train=50,test=9,size=4"]  # fmt: skip
