@@ -145,7 +145,9 @@ def test_a_run_that_saved_nothing_does_not_go_on_with_another_model(before, tmp_
     state = fedrecall.trained(before.out).network.state_dict()
     save_file(state, path)
     config = configs.make(configs.nested(SETTINGS | {"initial": str(path)}))
-    Experiment(config, tmp_path / "run").close()
+    begun = Experiment(config, tmp_path / "run")
+    begun.begin()
+    begun.close()
     save_file({n: t + 1 for n, t in state.items()}, path)
     with pytest.raises(UserError, match="holds another model than when the run was begun"):
         Experiment(config, tmp_path / "run", resume=True)

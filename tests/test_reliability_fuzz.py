@@ -43,7 +43,7 @@ def test_command_lines_have_all_that_the_command_line_takes_and_write_nowhere_el
     assert set(GIVEN) == {name for name, p in taken.items() if not getattr(p, "is_flag", False)}
     options = {name: p for name, p in taken.items() if p.param_type_name == "option"}
     writing = {n for n, p in options.items() if isinstance(p.type, TyperPath)} - {*READ}
-    assert writing == {"--out", "--json", "--results", "--csv", "--save", "--picture"}
+    assert writing == {"--out", "--json", "--results", "--csv", "--save", "--picture", "--table"}
     for command, own in TAKES.items():
         drawn = set()
 

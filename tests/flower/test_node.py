@@ -366,10 +366,10 @@ def test_what_an_algorithm_is_made_of_is_not_imported_either(spec, tmp_path, mon
 
 def announced(node: dict[str, object], config: str) -> dict[str, object]:
     code = wire.as_json(wire.Code(provenance.version(), "", [], []))
-    question = Message(wire.pack(wire.Question(config, code)), 1000, "query")
-    question.metadata.__dict__["_message_id"] = "question"
     with tempfile.TemporaryDirectory() as folder:
-        grid = Grid({1000: {"memory": folder, **node}})
+        grid = Grid({1000: {"memory": folder, **node}})  # as whom what follows is sent
+        question = Message(wire.pack(wire.Question(config, code)), 1000, "query")
+        question.metadata.__dict__["_message_id"] = "question"
         return dict(grid.answer(1000, question).content["values"])
 
 
