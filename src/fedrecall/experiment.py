@@ -584,7 +584,7 @@ class Experiment:
         if evaluation.own is not None:
             found["own_accuracy"] = accuracy(evaluation.own)
         if evaluation.by_client:
-            found["sites"] = by_client(evaluation.by_client)
+            found["sites"] = by_client(evaluation.by_client, evaluation.own_by_client)
         return found
 
     def _tell_untested(self, evaluation: Evaluation) -> None:

@@ -414,10 +414,18 @@ def sites(record: Mapping[str, Any]) -> dict[str, Any] | None:
     return dict(found) if sound else None
 
 
+def used(found: Mapping[str, Any]) -> list[float]:
+    """Of what `sites` gives each site's accuracy of the model that is used there: its client's own, where
+    every site has one."""
+    own = found.get(OF_OWN)
+    return list(found["accuracy"] if own is None or None in own else own)
+
+
 def worst(found: Mapping[str, Any]) -> tuple[str, float]:
-    """Of what `sites` gives the site of least accuracy, the first of equals, and that accuracy."""
-    least = min(found["accuracy"])
-    return found["sites"][found["accuracy"].index(least)], least
+    """Of what `sites` gives the site of least accuracy, as `used` has it, the first of equals."""
+    by = used(found)
+    least = min(by)
+    return found["sites"][by.index(least)], least
 
 
 def whole(records: Sequence[dict[str, Any]], where: Path) -> Sequence[dict[str, Any]]:

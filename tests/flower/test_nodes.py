@@ -281,7 +281,10 @@ def test_clients_own_models_are_evaluated_at_their_nodes(tmp_path, caplog):
     records, one, expected = own_models(tmp_path)
     last = records[-1]
     assert last["own_accuracy"] == accuracy(sum(expected))
-    assert last["sites"]["accuracy"] == [accuracy(c) for c in expected]
+    sites = last["sites"]
+    assert sites["own_accuracy"] == [accuracy(c) for c in expected]
+    assert np.average(sites["accuracy"], weights=sites["examples"]) == pytest.approx(last["accuracy"])
+    assert sites["worst_accuracy"] == min(sites["own_accuracy"]) != min(sites["accuracy"])
     assert last["accuracy"] == one.history[-1]["accuracy"] != last["own_accuracy"]  # of what travels
     assert last["bytes_evaluation_up"] == 3 * (2 * 9 + 1) * 8
     assert f"accuracy of clients' own models {last['own_accuracy']:.2%}" in caplog.text

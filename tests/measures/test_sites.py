@@ -167,6 +167,7 @@ def test_sites_that_label_oppositely_are_served_by_heads_of_their_own():
     assert last["fairness"]["worst_accuracy"] > 0.9
     assert min(last["personal"]["personalised"]) > 0.9
     assert min(last["sites"]["own_accuracy"]) == last["fairness"]["worst_accuracy"]
+    assert last["sites"]["worst_accuracy"] == min(last["sites"]["own_accuracy"])
     assert sum(last["sites"]["accuracy"]) < 1.5  # one head cannot serve both
 
 

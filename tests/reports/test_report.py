@@ -578,6 +578,11 @@ def test_where_clients_have_models_of_their_own_theirs_are_beside_the_global_one
     head, *rows = Page(build(open_runs([tmp_path / "run"]))).tables["sites-table-0"]
     assert head[-1] == "of its client's own model (%)"
     assert [(row[0], row[-1]) for row in rows] == [("north", "90.00"), ("south", "")]
+    own = {"own_accuracy": [0.9, 0.4]}
+    with_sites(write(tmp_path / "both"), lambda t: of_sites(["north", "south"], [0.25, 0.5]) | own)
+    page = Page(build(open_runs([tmp_path / "both"])))
+    assert [row[0] for row in page.tables["sites-table-0"][1:]] == ["south", "north"]  # the worst first
+    assert [row[1] for row in page.tables["sites-0"][1:]] == ["40.0", "90.0"]
 
 
 def test_of_many_sites_the_worst_are_shown(tmp_path):

@@ -535,11 +535,11 @@ class Nodes:
             log.warning("%s", missing[-1])
         total = confusion.sum()
         loss = float(sum(loss * (tested / total) for loss, tested in losses))
-        told = (own or by_client) if self.hosting.secure == "off" else None  # else what is one's is not kept
+        told = (by_client, own or None) if self.hosting.secure == "off" else (None, None)  # one's is not kept
         down = trees.size_in_bytes(weights) * len(said.keys() & contents.keys())
         up = sum(c.nbytes for c in (*by_client.values(), *own.values())) + np.float64().nbytes * len(losses)
         pooled = sum(own.values(), nothing) if own else None
-        return Evaluation(confusion, loss, missing, by_client=told, sent=(down, up), own=pooled)
+        return Evaluation(confusion, loss, missing, None, told[0], (down, up), pooled, told[1])
 
     def _tested(self, round_number: int, said: Mapping[int, int], client: int, content: RecordDict) -> Tested:
         """The counts, if they are of as many test examples as the client has said it has."""

@@ -31,11 +31,13 @@ class Evaluation(NamedTuple):
     predicted: np.ndarray | None = None
     """[n] classes, in the order of the examples; None where these are at nodes."""
     by_client: Mapping[int, np.ndarray] | None = None
-    """The confusion matrices whose sum ``own`` is, or else ``confusion``, where each client's may be told."""
+    """The confusion matrices whose sum it is, of the clients that evaluated, where each may be told."""
     sent: tuple[int, int] | None = None
     """Bytes to and from the clients that evaluated; None where nobody did."""
     own: np.ndarray | None = None
     """As ``confusion``, of the models that clients have; None where that is the same, or is not known."""
+    own_by_client: Mapping[int, np.ndarray] | None = None
+    """The confusion matrices whose sum ``own`` is, where each may be told."""
 
 
 def evaluate(model: Model, weights: Weights, data: LocalData, batch: int | None = None) -> Evaluation:

@@ -9,7 +9,9 @@ import numpy as np
 from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.data.federation import Federation
 from fedrecall.errors import UserError
+from fedrecall.measures.accuracy import accuracy
 from fedrecall.measures.moment import Measure, Moment
+from fedrecall.records import OF_OWN, worst
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,9 @@ class Sites(Measure):
         cells = place * dataset.classes + y
         tested = np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
         right = np.bincount(cells[predicted == y], minlength=shape[0] * shape[1]).reshape(shape)
-        found = by_site([dataset.origins[o] for o in there], right, tested)
-        if keeps_own(moment.algorithm) and moment.at_home is not None:
-            found["own_accuracy"] = _of_own_models(moment, place, len(there))
-        return found
+        personal = keeps_own(moment.algorithm) and moment.at_home is not None
+        own = _of_own_models(moment, place, len(there)) if personal else None
+        return by_site([dataset.origins[o] for o in there], right, tested, own)
 
 
 def _of_own_models(moment: Moment, place: np.ndarray, sites: int) -> list[float | None]:
@@ -58,28 +59,35 @@ def _of_own_models(moment: Moment, place: np.ndarray, sites: int) -> list[float 
     return [None if np.isnan(mean) else mean for mean in means]
 
 
-def by_client(confusions: Mapping[int, np.ndarray]) -> dict[str, Any]:
-    """What a record has of clients each of which evaluates at its own site: `by_site` of their confusions."""
+def by_client(
+    confusions: Mapping[int, np.ndarray], own: Mapping[int, np.ndarray] | None = None
+) -> dict[str, Any]:
+    """What a record has of clients each of which evaluates at its own site: `by_site` of their confusions.
+
+    ``own``: those of the models that clients have, where these are others.
+    """
     clients = sorted(k for k, counts in confusions.items() if counts.any())
     right = np.stack([np.diag(confusions[k]) for k in clients])
-    return by_site([f"client {k}" for k in clients], right, np.stack([confusions[k].sum(1) for k in clients]))
+    tested = np.stack([confusions[k].sum(1) for k in clients])
+    theirs = [accuracy(own[k]) if k in own else None for k in clients] if own else None
+    return by_site([f"client {k}" for k in clients], right, tested, theirs)
 
 
-def by_site(names: Sequence[str], right: np.ndarray, tested: np.ndarray) -> dict[str, Any]:
+def by_site(
+    names: Sequence[str], right: np.ndarray, tested: np.ndarray, own: Sequence[float | None] | None = None
+) -> dict[str, Any]:
     """What a record has of sites that have ``tested`` examples of each class, of which a model gets so many
     ``right``, both [S, C].
 
-    ``balanced_accuracy`` is the mean of the class accuracies of the classes that a site has. The worst site
-    is the one of least accuracy, the first of equals.
+    ``balanced_accuracy`` is the mean of the class accuracies of the classes that a site has, ``own`` the
+    accuracy of the model that each site's client has. The worst site is `worst`.
     """
-    accuracy = right.sum(1) / tested.sum(1)
-    balanced = (right / np.maximum(tested, 1)).sum(1) / (tested > 0).sum(1)
-    worst = int(accuracy.argmin())
-    return {
+    found = {
         "sites": list(names),
         "examples": tested.sum(1).tolist(),
-        "accuracy": accuracy.tolist(),
-        "balanced_accuracy": balanced.tolist(),
-        "worst": names[worst],
-        "worst_accuracy": float(accuracy[worst]),
+        "accuracy": (right.sum(1) / tested.sum(1)).tolist(),
+        "balanced_accuracy": ((right / np.maximum(tested, 1)).sum(1) / (tested > 0).sum(1)).tolist(),
+        **({} if own is None else {OF_OWN: list(own)}),
     }
+    name, least = worst(found)
+    return {**found, "worst": name, "worst_accuracy": least}

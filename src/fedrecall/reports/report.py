@@ -21,7 +21,7 @@ from fedrecall.errors import NothingYet, UserError, nearest
 from fedrecall.measures import costs
 from fedrecall.measures.accuracy import credibility
 from fedrecall.provenance import named
-from fedrecall.records import OF_OWN, how_often, looked_back_on, scalars, sites, worst
+from fedrecall.records import OF_OWN, how_often, looked_back_on, scalars, sites, used, worst
 from fedrecall.reports import charts
 from fedrecall.reports.charts import Interval, Line, heat, lines, scroller, table
 from fedrecall.reports.markup import Html, tag, text
@@ -202,7 +202,11 @@ def _sections(page: Page) -> Iterator[tuple[str, Html]]:
     yield "Classes", _section("Classes", "Accuracy of each class, mean over seeds.", *_classes(page))
     yield (
         "Sites",
-        _section("Sites", "The global model on the test examples of each site, or client.", *_sites(page)),
+        _section(
+            "Sites",
+            "The global model, or clients' own ones, on the test examples of each site, or client.",
+            *_sites(page),
+        ),
     )
     yield (
         "Local",
@@ -544,7 +548,7 @@ def _worst_first(last: Sequence[dict[str, Any]]) -> list[str]:
     """The sites' names, by their mean accuracy in these records."""
     held: dict[str, list[float]] = {}
     for found in last:
-        for name, accuracy in zip(found["sites"], found["accuracy"], strict=True):
+        for name, accuracy in zip(found["sites"], used(found), strict=True):
             held.setdefault(name, []).append(accuracy)
     return sorted(held, key=lambda name: _mean(held[name]))
 
@@ -578,10 +582,12 @@ def _site_map(n: int, group: Group, of_runs: Sequence[dict[int, Any]], names: Se
     shown = names[:MOST_SITES]
     rounds = [rounds[i] for i in charts.thin(len(rounds), MOST_CELLS // 4 // len(shown))]
     note = "The worst of the last round first; grey where a site was not tested."
+    if any(used(found) != found["accuracy"] for of_run in of_runs for found in of_run.values()):
+        note += " Of the model that each site's client has."
     values = np.full((len(of_runs), len(shown), len(rounds)), np.nan)
     for seed, found in enumerate(of_runs):
         for t, number in enumerate(rounds):
-            known = dict(zip(found[number]["sites"], found[number]["accuracy"], strict=True))
+            known = dict(zip(found[number]["sites"], used(found[number]), strict=True))
             values[seed, :, t] = [known.get(name, math.nan) for name in shown]
     return heat(
         f"{group.label}: accuracy at each site (%)",
