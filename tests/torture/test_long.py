@@ -21,7 +21,7 @@ def test_five_thousand_rounds_with_every_measure(tmp_path, figures):
     gauge, since = Gauge(every=50), time.monotonic()
     result = long_run(tmp_path / "run", 5_000, gauge)
     seconds = time.monotonic() - since
-    assert isinstance(result.history, History)
+    assert isinstance(result.records, History)
     assert len(result.history) == 5_000
     slope = gauge.slope(after=1_000)
     assert slope <= 1
