@@ -3,6 +3,7 @@ import fcntl
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,6 +71,26 @@ def test_a_note_of_a_failure_that_says_nothing_is_told(folder, content):
         print(folder.fault)
     folder.go_on()
     assert folder.fault is None
+
+
+@pytest.mark.parametrize("name", ["failed.json", PENDING])
+def test_what_is_taken_away_while_it_is_looked_for_is_not_there(folder, name, monkeypatch):
+    """As a run does that goes on, or whose nodes have evaluated, while others look at its folder."""
+    folder.acquire()
+    folder.append({"round": 1})
+    folder.fail(Fault(2, "NaN"))
+    folder.hold({"round": 2})
+    read = Path.read_bytes
+
+    def too_late(path):
+        if path.name == name:
+            path.unlink()
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", too_late)
+    found = (folder.fault, len(folder.metrics()))
+    folder.release()
+    assert found == ((None, 2) if name == "failed.json" else (Fault(2, "NaN"), 1))
 
 
 def test_a_folder_that_was_removed_and_begun_anew_is_the_other_ones(folder):

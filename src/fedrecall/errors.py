@@ -13,6 +13,10 @@ class Missing(UserError):
     """A file or folder that the user named is not there."""
 
 
+class Gone(UserError):
+    """A file that was to be read is not there: another process may have just taken it away."""
+
+
 class NotNow(UserError):
     """What failed may go well another time, without a change of what was asked for."""
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from fedrecall.errors import NotNow, UserError
+from fedrecall.errors import Gone, NotNow, UserError
 
 
 def expanded(path: Path | str) -> Path:
@@ -89,11 +89,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON, or raise a UserError that names the file."""
+    """Read JSON, or raise a UserError that names the file; `Gone` where there is none."""
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+        kind = Gone if isinstance(error, (FileNotFoundError, NotADirectoryError)) else UserError
+        raise kind(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {error}.") from error
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, SupportsIndex, overload
 from torch import Tensor
 
 from fedrecall import files, memories
-from fedrecall.errors import Busy, UserError
+from fedrecall.errors import Busy, Gone, UserError
 
 INPUTS = "inputs.json"
 FAILED = "failed.json"
@@ -124,9 +124,10 @@ class RunFolder:
     def fault(self) -> Fault | None:
         """The error that ended the run, if one did and it has not gone on since."""
         path = self.path / FAILED
-        if not files.found(path):
+        try:
+            held = files.read_json(path)
+        except Gone:
             return None
-        held = files.read_json(path)
         if not isinstance(held, dict) or type(held.get("round")) is not int:
             raise UserError(f"{path} does not say in which round the run failed: delete it.")
         return Fault(held["round"], str(held.get("reason")))
@@ -321,9 +322,10 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 def _pending(path: Path) -> dict[str, Any] | None:
     """The record that is held apart, if one is."""
-    if not files.found(path):
+    try:
+        record = files.read_json(path)
+    except Gone:
         return None
-    record = files.read_json(path)
     try:
         _check(record)
     except ValueError as error:
