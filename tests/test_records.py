@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedrecall import records
 from fedrecall.errors import UserError
 from fedrecall.memories import Memories
 from fedrecall.records import (
@@ -57,6 +58,27 @@ def test_checkpoints_that_stay_are_kept_besides_the_last_two(folder):
     assert folder.saved_rounds() == [3, 6]
     folder.save(Checkpoint(7, {"w": torch.zeros(3)}, {}))
     assert folder.saved_rounds() == [3, 6, 7]
+
+
+def test_a_save_reads_no_more_manifests_where_more_models_stay(folder, monkeypatch):
+    def counted(path):
+        read.append(path)
+        return manifest(path)
+
+    manifest, read, counts = records._manifest, [], []
+    monkeypatch.setattr(records, "_manifest", counted)
+    for number in range(1, 13):
+        folder.save(Checkpoint(number, {"w": torch.zeros(1)}, {}, True))
+        counts.append(len(read))
+        read.clear()
+    assert counts[-1] == counts[3]
+    RunFolder(folder.path).tidy()  # as a process does that goes on with the run
+    assert folder.saved_rounds() == list(range(1, 13))
+    folder.rewind(5)
+    for number in (6, 7, 8):  # played again, and kept no more
+        folder.save(Checkpoint(number, {"w": torch.zeros(1)}, {}))
+    assert folder.saved_rounds() == [1, 2, 3, 4, 5, 7, 8]
+    assert len(list((folder.path / "checkpoints").iterdir())) == 2 * 7
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"round": "x"}'])

@@ -56,6 +56,7 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self._lock: int | None = None
+        self._staying: set[str] = set()  # older checkpoints that were read to stay, once for all saves
 
     @property
     def started(self) -> bool:
@@ -209,7 +210,9 @@ class RunFolder:
         folder = self.path / "checkpoints"
         manifests = sorted(folder.glob("round-*.json"), key=_number)
         kept = manifests[-KEPT:]
-        stems = {path.stem for path in (*filter(_stays, manifests[:-KEPT]), *kept)}
+        older = manifests[:-KEPT]
+        self._staying = {path.stem for path in older if path.stem in self._staying or _stays(path)}
+        stems = {path.stem for path in kept} | self._staying
         for path in sorted(folder.glob("round-*")):  # a manifest before its arrays
             if path.stem not in stems:
                 path.unlink(missing_ok=True)
