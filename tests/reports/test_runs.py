@@ -179,6 +179,13 @@ def test_a_run_that_is_being_written_is_read_up_to_its_last_whole_line(folder, t
     assert not run.finished
 
 
+def test_the_rows_of_runs_are_as_many_as_rounds_whoever_has_none_yet(tmp_path):
+    for seed, played in enumerate((2, 0, 3)):
+        write(tmp_path / str(seed), seed=seed, played=played)
+    rows = [row for run in open_runs(tmp_path) for row in run.rows]
+    assert [(row["seed"], row["round"]) for row in rows] == [(0, 1), (0, 2), (2, 1), (2, 2), (2, 3)]
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="not a run"):
         Run(tmp_path)

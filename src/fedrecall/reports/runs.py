@@ -207,14 +207,19 @@ class Run:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A flat dict a round: whose it is, and its numbers by name, such as ``seconds/train``.
+        """A flat dict a round: whose it is, and its numbers by name, such as ``seconds/train``; none before
+        the first.
 
         A table of all: ``pandas.DataFrame(row for run in fedrecall.open_runs("runs") for row in run.rows)``.
         """
+        try:
+            records = self.records
+        except NothingYet:
+            return []
         of = self.complete["algorithm"]
         text = specs.short_text(ALGORITHMS, of) if of["name"] in ALGORITHMS else specs.word(of)
         whose = {"run": self.name, "algorithm": text, "seed": self.seed}
-        return [{**whose, "round": r["round"], **scalars(r)} for r in self.records]
+        return [{**whose, "round": r["round"], **scalars(r)} for r in records]
 
     @cached_property
     def made(self) -> list[dict[str, Any]]:
