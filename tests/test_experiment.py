@@ -581,6 +581,22 @@ def test_what_ended_a_run_stands_in_its_folder_until_it_goes_on(tmp_path, monkey
     assert folder.fault is None
 
 
+def test_an_error_after_the_last_round_is_of_that_round(tmp_path):
+    class Sink:
+        def begin(self, config, history): ...
+        def end(self): ...
+        def record(self, record):
+            if record["round"] == 2:
+                raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        Experiment(config(rounds=2), tmp_path / "run", sinks=[Sink()]).run()
+    folder = RunFolder(tmp_path / "run")
+    assert folder.fault == Fault(2, "OSError: no room")
+    Experiment(config(rounds=2), tmp_path / "run", resume=True).run()
+    assert folder.fault is None
+
+
 def test_a_run_that_was_stopped_has_not_failed(tmp_path):
     stopped_at(2, config(), tmp_path / "run")
     assert RunFolder(tmp_path / "run").fault is None

@@ -358,7 +358,7 @@ class Experiment:
         said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         if self.folder is not None:
             with suppress(OSError, UserError):
-                self.folder.fail(Fault(len(self.history) + 1, said))
+                self.folder.fail(Fault(min(len(self.history) + 1, self.config.rounds), said))
 
     def ask_to_stop(self, signum: int) -> None:
         """Stop after the round that is being played; asked twice, at once."""

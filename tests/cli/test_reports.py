@@ -378,6 +378,21 @@ def test_watch_says_that_a_run_failed_and_ends(runs, monkeypatch):
     assert said in console.file.getvalue()
 
 
+def test_a_run_that_an_error_ended_after_its_last_record_has_failed_for_whoever_looks(tmp_path):
+    """As where the disk had room for a line and none for the model."""
+    run = write(tmp_path / "runs" / "avg")
+    RunFolder(run).fail(Fault(6, "no room."))
+    found = invoke("watch", run)
+    assert found.output.splitlines()[0] == "avg: round 6 of 6, failed at round 6 of 6: no room"
+    (followed,) = next(watch._looks([run], once=True, every=1))
+    console = console_of(100, 40)
+    console.print(watch.view(followed, 100))
+    assert "failed at round 6 of 6: no room" in console.file.getvalue()
+    found = invoke("report", run, "--out", tmp_path / "x.html", "--table", tmp_path / "t.csv")
+    (row,) = csv.DictReader((tmp_path / "t.csv").read_text().splitlines())
+    assert (row["seeds"], row["failed"], Run(run).finished, followed.finished) == ("0", "1", False, False)
+
+
 def test_watch_on_a_terminal_ends_with_the_run(runs, monkeypatch):
     path = runs / "avg-0" / "metrics.jsonl"
     whole = path.read_text()

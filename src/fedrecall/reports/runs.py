@@ -343,8 +343,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds were played."""
-        return bool(self.records[-1]["round"] >= self.config["rounds"])
+        """Whether it came to its end, as `through` says."""
+        return through(self.records, self.fault, self.config)
 
     @cached_property
     def fault(self) -> Fault | None:
@@ -707,6 +707,11 @@ def unfinished(runs: Iterable[Run]) -> list[str]:
 def failures(runs: Iterable[Run]) -> list[str]:
     """A sentence for every run that an error ended."""
     return [f"{run.name} {failure(run.fault, run.config)}" for run in runs if run.fault is not None]
+
+
+def through(records: Sequence[Mapping[str, Any]], fault: Fault | None, config: Mapping[str, Any]) -> bool:
+    """Whether all rounds were played and no error ended the run, be it after the last round's record."""
+    return fault is None and bool(records) and records[-1]["round"] >= config["rounds"]
 
 
 def failure(fault: Fault, config: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from fedrecall.cli.progress import line, megabytes, seconds
 from fedrecall.errors import UserError, printable
 from fedrecall.papers.reproduction import duration
 from fedrecall.records import Fault, accuracy_word, read_metrics, sites, whole, worst
-from fedrecall.reports.runs import Run, failure, naturally, open_runs
+from fedrecall.reports.runs import Run, failure, naturally, open_runs, through
 
 TICKS = "▁▂▃▄▅▆▇█"
 DAY = 86_400
@@ -71,8 +71,8 @@ class Follower:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds were played."""
-        return bool(self.records) and self.records[-1]["round"] >= self.config["rounds"]
+        """Whether it came to its end."""
+        return through(self.records, self.fault, self.config)
 
     @property
     def over(self) -> bool:
@@ -118,7 +118,7 @@ def view(run: Follower, width: int) -> Panel:
     algorithm = config["algorithm"]
     options = ", ".join(f"{k} {v}" for k, v in algorithm.items() if k != "name")
     setup = f"{run.data}, {run.divided}{config['clients']} clients, seed {config['seed']}"
-    left, going = run.left, "failed" if run.fault is not None and not run.finished else run.state
+    left, going = run.left, "failed" if run.fault is not None else run.state
     parts: list[RenderableType] = [
         Text(printable(f"{algorithm['name']}{f' ({options})' if options else ''} on {setup}"), "bold"),
         _columns(
@@ -175,7 +175,7 @@ def view(run: Follower, width: int) -> Panel:
             number, why = missing[-1]
             many = f"{len(missing)} rounds without all test examples, last round {number}: {why[0]}"
             parts.append(Text(printable(many), "yellow"))
-    if run.fault is not None and not run.finished:
+    if run.fault is not None:
         parts.append(Text(run.state, "red"))
     return Panel(Group(*parts), title=Text(run.name), title_align="left", width=width)
 
