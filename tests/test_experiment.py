@@ -815,6 +815,11 @@ def test_settings_of_the_local_training_may_be_named_alone():
         f"<Result of fedavg on synthetic: accuracy {result.accuracy:.2%}, "
         f"forgetting {result.forgetting:.3f} after 2 rounds>"
     )
+    last = {k: v for k, v in result.records[-1].items() if k not in ("accuracy", "forgetting")}
+    untested = replace(result, records=[*result.records[:-1], last])  # as of a federation whose nodes left
+    assert math.isnan(untested.accuracy)
+    assert math.isnan(untested.forgetting)
+    assert repr(untested) == "<Result of fedavg on synthetic: last round tested by nobody after 2 rounds>"
 
 
 COUNTING = """

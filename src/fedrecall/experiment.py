@@ -76,7 +76,9 @@ class Result:
 
     def __repr__(self) -> str:
         of = f"{self.config.algorithm['name']} on {self.federation.dataset.name}"
-        found = f"{accuracy_word(self.records[-1])} {self.accuracy:.2%}, forgetting {self.forgetting:.3f}"
+        last, found = self.records[-1], "last round tested by nobody"
+        if "accuracy" in last:
+            found = f"{accuracy_word(last)} {self.accuracy:.2%}, forgetting {self.forgetting:.3f}"
         return f"<Result of {of}: {found} after {len(self.records)} rounds>"
 
     @cached_property
@@ -91,13 +93,16 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy of the last round on the test split, or on what `validation` held out."""
-        return float(self.records[-1]["accuracy"])
+        """Accuracy of the last round on the test split, or on what `validation` held out.
+
+        NaN where no node of a federation tested that round; `records` have those before.
+        """
+        return float(self.records[-1].get("accuracy", math.nan))
 
     @property
     def forgetting(self) -> float:
-        """Forgetting F after the last round."""
-        return float(self.records[-1]["forgetting"])
+        """Forgetting F after the last round, NaN as `accuracy` is."""
+        return float(self.records[-1].get("forgetting", math.nan))
 
 
 class Experiment:

@@ -202,6 +202,23 @@ def test_a_run_that_goes_on_is_compared_at_a_round_that_all_evaluated(tmp_path):
     assert "the last round that all of them evaluated" in " ".join(found.words)
 
 
+def test_a_finished_run_whose_last_round_nobody_tested_is_compared_at_one_that_both_tested(tmp_path):
+    write(tmp_path / "avg")
+
+    def untested(record):
+        if record["round"] == 6:
+            del record["accuracy"]
+            record["untested"] = ["nobody evaluated the model of round 6: no node has test examples"]
+
+    changed(write(tmp_path / "ntd", algorithm="fedntd", better=1), untested)
+    content = build(open_runs([tmp_path]))
+    at = accuracies(0, 1, 6, 3).mean(1)[4] - accuracies(0, 0, 6, 3).mean(1)[4]
+    row = Page(content).tables["comparison-accuracy"][1]
+    assert row[:3] == ["fedntd − fedavg, after round 5", "1", f"{100 * at:+.2f}"]
+    assert "ntd was tested by nobody in round 6." in content
+    assert "On the whole test split" not in content
+
+
 def test_costs_are_of_the_rounds_that_all_runs_of_an_experiment_have(tmp_path):
     for seed in (0, 1):
         write(tmp_path / f"run-{seed}", seed=seed, played=3 + 3 * seed)

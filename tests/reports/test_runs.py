@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.papers.outcomes import outcome
-from tests.reports.synthetic import AGREED, MADE, of_nodes, write
+from tests.reports.synthetic import AGREED, MADE, changed, of_nodes, write
 
 import fedrecall
 from fedrecall import config as configs
@@ -387,6 +387,24 @@ def test_what_a_run_was_tested_without_is_said(tmp_path):
     path.write_text("".join(json.dumps(r) + "\n" for r in records))
     assert partly_tested(open_runs([tmp_path])) == [
         "run was tested without client 1 in rounds 2 to 4 and 9, client 0 in round 4"
+    ]
+
+
+def test_that_nobody_tested_a_round_is_said(tmp_path):
+    def untested(record, at):
+        if record["round"] in at:
+            for key in ("accuracy", "loss", "class_accuracy", "forgetting", "consistency"):
+                del record[key]
+            who = f"client 1, evaluation of round {record['round']}: gone"
+            record["untested"] = [who, f"nobody evaluated the model of round {record['round']}: no node"]
+        elif record["round"] == 2:
+            record["untested"] = ["client 0, evaluation of round 2: gone"]
+
+    changed(write(tmp_path / "a"), lambda record: untested(record, (4, 5, 6)))
+    changed(write(tmp_path / "b", rounds=1), lambda record: untested(record, (1,)))
+    assert partly_tested(open_runs([tmp_path])) == [
+        "a was tested without client 0 in round 2 and by nobody in rounds 4 to 6",
+        "b was tested by nobody in round 1",
     ]
 
 

@@ -771,7 +771,10 @@ def _comparison(page: Page) -> list[Html]:
             "(percentile bootstrap of the mean). "
         )
         if any(_common_round(shared) is not None for *_, shared in found):
-            note += "Where runs are not finished, it is after the last round that all of them evaluated."
+            note += (
+                "Where runs are not finished, or nobody tested their last round, it is after the last round "
+                "that all of them evaluated."
+            )
         drawn.append(
             charts.intervals(
                 name,
@@ -1037,12 +1040,12 @@ def _numbers(
 
 
 def _common_round(shared: Sequence[tuple[Run, Run]]) -> int | None:
-    """None if all of these runs are finished: then each is taken after its own last round.
+    """None if all of these runs are finished and tested to the end: each is taken after its own last round.
 
     Otherwise the last round that all of them evaluated; 0 if there is none.
     """
     runs = [run for pair in shared for run in pair]
-    if all(run.finished for run in runs):
+    if all(run.finished and "accuracy" in run.records[-1] for run in runs):
         return None
     return int(max(set.intersection(*(set(run.rounds.tolist()) for run in runs)), default=0))
 

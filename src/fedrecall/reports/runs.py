@@ -738,23 +738,28 @@ def validated(runs: Iterable[Run]) -> list[str]:
 
 
 def partly_tested(runs: Iterable[Run]) -> list[str]:
-    """A sentence for every run some of whose rounds were tested without a node of its federation."""
+    """A sentence for each run that was tested in a round without a node of its federation or by nobody."""
     said = []
     for run in runs:
+        due = [record for record in run.records if "accuracy" in record or record.get("untested")]
+        rounds = [record["round"] for record in due]
         without: dict[str, list[int]] = {}
-        for place, record in enumerate(run.evaluated):
-            for why in record.get("untested", ()):
+        for place, record in enumerate(due):
+            for why in record.get("untested", ()) if "accuracy" in record else ():
                 without.setdefault(str(why).partition(",")[0], []).append(place)
-        shown = [f"{who} in {_spans(run.rounds, places)}" for who, places in without.items()]
+        shown = [f"{who} in {_spans(rounds, places)}" for who, places in without.items()]
         if len(shown) > MOST_UNTESTED:
             shown[MOST_UNTESTED:] = [f"{len(shown) - MOST_UNTESTED} others"]
-        if shown:
-            said.append(f"{run.name} was tested without {', '.join(shown)}")
+        parts = [f"without {', '.join(shown)}"] if shown else []
+        if nobody := [place for place, record in enumerate(due) if "accuracy" not in record]:
+            parts.append(f"by nobody in {_spans(rounds, nobody)}")
+        if parts:
+            said.append(f"{run.name} was tested {' and '.join(parts)}")
     return said
 
 
-def _spans(rounds: np.ndarray, places: Sequence[int]) -> str:
-    """``rounds 5 to 6 and 9``: of the evaluated rounds those at these places."""
+def _spans(rounds: Sequence[int], places: Sequence[int]) -> str:
+    """``rounds 5 to 6 and 9``: of the rounds that were to be evaluated those at these places."""
     runs: list[list[int]] = []
     for place in places:
         if runs and place == runs[-1][-1] + 1:
