@@ -16,7 +16,7 @@ from fedrecall.errors import UserError
 from fedrecall.records import Fault, RunFolder
 from fedrecall.reports import charts
 from fedrecall.reports.markup import Html, tag, text
-from fedrecall.reports.report import MOST_SITES, build, default_targets, pairs
+from fedrecall.reports.report import MOST_SITES, build, default_targets, entries, pairs
 from fedrecall.reports.runs import arrange, open_runs
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`&amp;{{7*7}}"
@@ -311,11 +311,21 @@ def test_an_experiment_whose_seeds_all_failed_is_shown_as_far_as_it_went_and_not
     failed(write(tmp_path / "prox", algorithm="fedprox", played=0), 1)
     found = Page(build(open_runs([tmp_path])))
     rows = {row[0]: row[1:3] for row in found.tables["results-table"][1:]}
-    assert rows == {"fedavg": ["1", "6"], "fedntd": ["1, failed", "2"]}
+    assert rows == {"fedavg": ["1", "6"], "fedntd": ["1 of 2, all failed", "2"]}
     assert "comparison-accuracy" not in found.tables
     said = " ".join(found.words)
     for name, number in (("ntd", 3), ("early", 1), ("prox", 1)):
         assert f"{name} failed at round {number} of 6: client 3 gave NaN" in said
+    assert "Left out" not in said
+
+
+def test_of_seeds_that_all_failed_those_that_failed_early_are_counted_too(tmp_path):
+    for seed, played in enumerate((4, 0, 1, 4)):  # of the second there is no round, of the third too few
+        failed(write(tmp_path / str(seed), seed=seed, played=played), played + 1)
+    found = Page(build(open_runs([tmp_path])))
+    assert found.tables["results-table"][1][1:3] == ["2 of 4, all failed", "4"]
+    (entry,) = entries(open_runs([tmp_path]))
+    assert (len(entry.accuracy), entry.failed) == (0, 4)
 
 
 def test_where_the_first_experiment_failed_others_are_compared_with_the_next(tmp_path):

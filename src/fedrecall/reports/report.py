@@ -61,8 +61,6 @@ class Page:
     baseline: str | None = None
     idle: Sequence[Run] = ()
     """Runs without an evaluated round."""
-    astray: Sequence[tuple[Run, str]] = ()
-    """Runs that would cut the others of their experiment short, and why, in words."""
 
     @property
     def numbered(self) -> Iterator[tuple[int, Group]]:
@@ -73,6 +71,11 @@ class Page:
     def runs(self) -> list[Run]:
         """Every run that is shown, by group."""
         return [run for group in self.groups for run in group.runs]
+
+    @property
+    def astray(self) -> list[tuple[Run, str]]:
+        """Runs that would cut the others of their experiment short, and why, in words."""
+        return [pair for group in self.groups for pair in group.astray]
 
     @property
     def named(self) -> list[tuple[int | None, Run]]:
@@ -132,7 +135,7 @@ def _page(runs: Sequence[Run], targets: Sequence[float] = (), baseline: str | No
     if not going:
         raise UserError("none of these runs has an evaluated round yet: there is nothing to report.")
     found = arrange([run for run in runs if run in going or run.fault is not None])
-    groups, astray = in_step(group for group in found if any(run in going for run in group.runs))
+    groups = in_step(group for group in found if any(run in going for run in group.runs))
     called = [name for g in groups for name in (g.algorithm, g.label)]
     if baseline is not None and ":" in baseline and baseline not in called:
         baseline = named(baseline)
@@ -141,9 +144,9 @@ def _page(runs: Sequence[Run], targets: Sequence[float] = (), baseline: str | No
     bad = [t for t in targets if not 0 < t <= 1]
     if bad:
         raise UserError(f"target {bad[0]:g}: give a share in (0, 1], such as 0.6 for 60 %.")
-    held = [run for group in groups for run in (*group.runs, *group.failed)]
-    idle = [run for run in runs if run not in (*going, *held, *(run for run, _ in astray))]
-    return Page(groups, sorted(targets) or default_targets(groups), baseline, idle, astray)
+    held = [run for group in groups for run in (*group.runs, *group.failed, *(r for r, _ in group.astray))]
+    idle = [run for run in runs if run not in (*going, *held)]
+    return Page(groups, sorted(targets) or default_targets(groups), baseline, idle)
 
 
 @from_files
@@ -362,10 +365,11 @@ def _results(page: Page) -> Html:
 
 def _seeds(group: Group) -> str:
     """How many there are, and how many are shown where some of them failed."""
-    shown, failed = len(group.runs), len(group.failed)
-    if all(run.fault is not None for run in group.runs):
-        return f"{shown}, {'all ' if shown > 1 else ''}failed"
-    return f"{shown} of {shown + failed}, {failed} failed" if failed else str(shown)
+    shown, seeds = len(group.runs), len(group.runs) + len(group.failed)
+    failed = sum(run.fault is not None for run in (*group.runs, *group.failed))
+    said = f"{shown} of {seeds}" if shown < seeds else str(seeds)
+    share = f"{failed} " if failed < seeds else "all " if seeds > 1 else ""
+    return f"{said}, {share}failed" if failed else said
 
 
 def _played(group: Group) -> list[list[dict[str, Any]]]:

@@ -527,7 +527,9 @@ class Group:
     left_out: tuple[tuple[Run, Run], ...] = ()
     """(run, the run that is kept) of those whose seeds another one has: copies, and reruns elsewhere."""
     failed: tuple[Run, ...] = ()
-    """Runs that an error ended, where others went on; where none did they are ``runs``."""
+    """Runs that an error ended, where others went on; where none did they are ``runs``, as far as in step."""
+    astray: tuple[tuple[Run, str], ...] = ()
+    """Runs that `in_step` left out, and why, in words."""
 
     @property
     def setup(self) -> str:
@@ -668,23 +670,26 @@ def noted_apart(run: Run, others: Iterable[Run]) -> dict[str, str]:
     return {k: v for k, v in run.noted.items() if any(noted.get(k) != v for noted in alike)}
 
 
-def in_step(groups: Iterable[Group]) -> tuple[list[Group], list[tuple[Run, str]]]:
-    """The groups without runs that would cut the others short, and these runs with why.
+def in_step(groups: Iterable[Group]) -> list[Group]:
+    """The groups without runs that would cut the others short: these are ``astray``, or ``failed``.
 
     They have no evaluated round in common with the others of their group, or less than half as many rounds
     as half of these have.
     """
-    kept, out = [], []
+    kept = []
     for group in groups:
         places = in_common([run.rounds.tolist() if _far(run)[0] else [] for run in group.runs])
         others = [run for i, run in enumerate(group.runs) if i not in places]
-        out += [(run, "has no evaluated round in common with") for run in others]
+        out = [(run, "has no evaluated round in common with") for run in others]
         runs = [group.runs[i] for i in places]
         far = sorted((_far(run)[0] for run in runs), reverse=True)[: (len(runs) + 1) // 2]
         behind = [run for run in runs if 2 * _far(run)[0] < far[-1]]
         out += [(run, f"is only at round {_far(run)[0]} and would cut short") for run in behind]
-        kept.append(dataclasses.replace(group, runs=tuple(run for run in runs if run not in behind)))
-    return kept, [(run, f"{why} the other seeds of its experiment") for run, why in out]
+        on = tuple(run for run in runs if run not in behind)
+        failed = (*group.failed, *(run for run, _ in out if run.fault is not None))
+        told = [(run, f"{why} the other seeds of its experiment") for run, why in out if run not in failed]
+        kept.append(dataclasses.replace(group, runs=on, failed=failed, astray=tuple(told)))
+    return kept
 
 
 def in_common(rounds: Sequence[Collection[int]]) -> list[int]:
