@@ -319,6 +319,19 @@ def test_an_experiment_whose_seeds_all_failed_is_shown_as_far_as_it_went_and_not
     assert "Left out" not in said
 
 
+def test_a_table_says_of_unfinished_runs_what_the_page_does(tmp_path):
+    for seed, played in enumerate((6, 5, 2)):
+        write(tmp_path / f"avg-{seed}", seed=seed)
+        write(tmp_path / f"ntd-{seed}", algorithm="fedntd", seed=seed, better=1, played=played)
+    avg, ntd = entries(open_runs([tmp_path]))
+    assert (avg.rounds, avg.unfinished, avg.behind, avg.after) == (6, False, 0, None)
+    assert (ntd.rounds, ntd.planned, ntd.behind, ntd.after) == (5, 6, 1, 5)
+    at = [accuracies(s, 1, 6, 3).mean(1)[4] - accuracies(s, 0, 6, 3).mean(1)[4] for s in (0, 1)]
+    assert ntd.difference.mean == pytest.approx(np.mean(at))
+    label = Page(build(open_runs([tmp_path]))).tables["comparison-accuracy"][1][0]
+    assert label == "fedntd − fedavg, after round 5"
+
+
 def test_of_seeds_that_all_failed_those_that_failed_early_are_counted_too(tmp_path):
     for seed, played in enumerate((4, 0, 1, 4)):  # of the second there is no round, of the third too few
         failed(write(tmp_path / str(seed), seed=seed, played=played), played + 1)

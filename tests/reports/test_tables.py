@@ -79,6 +79,27 @@ def test_how_many_seeds_failed_is_said(tmp_path):
     assert [row["failed"] for row in rows] == ["2"]
 
 
+def test_a_table_of_unfinished_runs_says_after_which_round_every_number_is(tmp_path):
+    done = ENTRIES[0]._replace(setting="", planned=9)
+    going = ENTRIES[1]._replace(setting="", rounds=8, planned=9, behind=2, after=8)
+    text = written(tmp_path / "t.md", [done, going])
+    head, _, first, second = text.splitlines()[:4]
+    assert (
+        "| rounds | seeds | too far behind | accuracy (%) | forgetting | after round | accuracy - fedavg |"
+        in head
+    )
+    assert "| fedavg | 9 | 3 | 0 | 55.00 ± 5.00 | 0.200 ± 0.100 |  |  |" in first
+    assert "| 8/9 | 3 | 2 | 65.00 ± 5.57 | 0.000 ± 0.000 | 8 | +10.00 [" in second
+    assert text.endswith(f"{tables.READING}{tables.UNFINISHED}\n")
+    alike = written(tmp_path / "t.tex", [done._replace(rounds=8), going])
+    assert alike.count("$8/9$") == 2  # though all have as many
+    assert f"{tables.READING}{tables.UNFINISHED}" in alike
+    assert tables.UNFINISHED not in written(tmp_path / "t.md")
+    rows = csv.DictReader(written(tmp_path / "t.csv", [done, going, ENTRIES[1]]).splitlines())
+    found = [(r["rounds"], r["planned"], r["behind"], r["after_round"]) for r in rows]
+    assert found == [("9", "9", "0", ""), ("8", "9", "2", "8"), ("9", "9", "0", "")]
+
+
 def test_what_was_held_out_of_training_is_no_test_split(tmp_path):
     held = ENTRIES[0]._replace(split="validation")
     assert "| validation accuracy (%) |" in written(tmp_path / "t.md", [held]).splitlines()[0]

@@ -163,12 +163,14 @@ def entries(runs: Sequence[Run], baseline: str | None = None) -> list[Entry]:
         own, forgotten = (values if known else [] for values, known in zip(ends, told, strict=True))
         split = "validation" if validated(group.runs) else "test"
         entry = Entry(group.setup, group.algorithm, int(rounds[-1]), own, forgotten, split=split)
-        found.append(entry._replace(failed=len(lost)))
+        planned = group.runs[0].config["rounds"]
+        found.append(entry._replace(failed=len(lost), planned=planned, behind=len(group.astray)))
         if id(group) in against:
             base, shared = against[id(group)]
             name = base.algorithm if base.setup == group.setup else base.label
-            d = _difference(shared, "accuracy", _common_round(shared))
-            found[-1] = found[-1]._replace(against=name, difference=d)
+            after = _common_round(shared)
+            d = _difference(shared, "accuracy", after)
+            found[-1] = found[-1]._replace(against=name, difference=d, after=after or None)
     return found
 
 

@@ -15,6 +15,12 @@ READING = (
     "points: mean over pairs of one seed [95 % percentile bootstrap interval; of two pairs both values]."
 )
 
+UNFINISHED = (
+    " Where rounds are 3/4, three of four are evaluated so far and numbers are of the third; a difference is "
+    "after the round that stands before it, the last that all runs compared have, or after each run's last."
+)
+"""What a table says besides where runs are not finished."""
+
 
 class Entry(NamedTuple):
     """An experiment: one line of the table."""
@@ -35,6 +41,17 @@ class Entry(NamedTuple):
     """Which one it was evaluated on."""
     failed: int = 0
     """How many more seeds failed."""
+    planned: int | None = None
+    """How many rounds it is to have; None: as many as it has."""
+    behind: int = 0
+    """How many more seeds are too far behind the others to be among them."""
+    after: int | None = None
+    """The round after which the difference is; None: each run's last."""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether rounds are to come."""
+        return self.planned is not None and self.rounds < self.planned
 
 
 def check(path: Path) -> None:
@@ -53,7 +70,7 @@ def write(path: Path, entries: Sequence[Entry]) -> None:
 def _latex(entries: Sequence[Entry]) -> str:
     head, rows = _cells(entries)
     words = sum(1 for name in head if name in _WORDS)
-    lines = [f"% {READING}", "% Needs the package booktabs."]
+    lines = [f"% {_reading(entries)}", "% Needs the package booktabs."]
     lines += [f"\\begin{{tabular}}{{{'l' * words}{'r' * (len(head) - words)}}}", "\\toprule"]
     lines += [" & ".join(map(_escaped, head)) + r" \\", "\\midrule"]
     for row in rows:
@@ -76,7 +93,11 @@ def _markdown(entries: Sequence[Entry]) -> str:
     lines = [
         "| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (head, ruler, *rows)
     ]
-    return "\n".join([*lines, "", READING, ""])
+    return "\n".join([*lines, "", _reading(entries), ""])
+
+
+def _reading(entries: Sequence[Entry]) -> str:
+    return READING + (UNFINISHED if any(e.unfinished for e in entries) else "")
 
 
 _WORDS = ("setting", "algorithm", "against", "split")
@@ -95,16 +116,24 @@ def _cells(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
     if len(splits) > 1:
         columns.append(("split", [e.split for e in entries]))
     of = "validation " if splits == {"validation"} else ""
-    if len({e.rounds for e in entries}) > 1:
-        columns.append(("rounds", [str(e.rounds) for e in entries]))
+    if len({e.rounds for e in entries}) > 1 or any(e.unfinished for e in entries):
+        played = [f"{e.rounds}/{e.planned}" if e.unfinished else str(e.rounds) for e in entries]
+        columns.append(("rounds", played))
+    columns.append(("seeds", [str(len(e.accuracy)) for e in entries]))
+    for name, counts in (
+        ("failed", [e.failed for e in entries]),
+        ("too far behind", [e.behind for e in entries]),
+    ):
+        if any(counts):
+            columns.append((name, list(map(str, counts))))
     columns += [
-        ("seeds", [str(len(e.accuracy)) for e in entries]),
-        *([("failed", [str(e.failed) for e in entries])] if any(e.failed for e in entries) else []),
         (f"{of}accuracy (%)", [summary(e.accuracy).text(100) if e.accuracy else "" for e in entries]),
         ("forgetting", [summary(e.forgetting).text(digits=3) if e.forgetting else "" for e in entries]),
     ]
     if bases:
         heading = "difference" if only is None else f"accuracy - {only}"
+        if any(e.after for e in entries):
+            columns.append(("after round", [str(e.after or "") for e in entries]))
         columns.append((heading, [_ends(e.difference) for e in entries]))
     return [name for name, _ in columns], [list(row) for row in zip(*(c for _, c in columns), strict=True)]
 
@@ -121,12 +150,14 @@ def _csv(entries: Sequence[Entry]) -> str:
     rows = []
     for e in entries:
         row: dict[str, Any] = {"setting": e.setting, "algorithm": e.algorithm, "split": e.split}
-        row |= {"rounds": e.rounds, "seeds": len(e.accuracy), "failed": e.failed}
+        row |= {"rounds": e.rounds, "planned": e.rounds if e.planned is None else e.planned}
+        row |= {"seeds": len(e.accuracy), "failed": e.failed, "behind": e.behind}
         for name, values in (("accuracy", e.accuracy), ("forgetting", e.forgetting)):
             mean, std = summary(values)[:2] if values else (None, None)
             row |= {name: mean, f"{name}_std": std}
         d = e.difference._asdict() if e.difference else {}
-        row |= {"against": e.against, "difference": d.get("mean"), "pairs": d.get("n")}
+        row |= {"against": e.against, "after_round": e.after, "difference": d.get("mean")}
+        row["pairs"] = d.get("n")
         rows.append(row | {name: d.get(name) for name in ("low", "high", "p", "test")})
     text = io.StringIO()
     made = csv.DictWriter(text, rows[0], lineterminator="\n")
