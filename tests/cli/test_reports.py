@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 import threading
 import time
 
@@ -317,6 +318,45 @@ def test_watch_in_a_folder_waits_for_runs_that_begin_later(runs, monkeypatch):
     assert [line.partition("  ")[0] for line in (one, two)] == ["ntd-0: round 1/6", "ntd-0: round 2/6"]
     monkeypatch.setattr(watch.time, "sleep", lambda _: pytest.fail("it waits for a run that is over"))
     assert invoke("watch", runs / "avg-0", runs / "avg-1").exit_code == 0
+
+
+@pytest.mark.parametrize("named", ["runs", "runs/a"])
+def test_watch_goes_on_while_a_run_that_recorded_nothing_is_begun_anew(named, tmp_path, monkeypatch):
+    run = write(tmp_path / "runs" / "a", played=0)
+    config = (run / "config.json").read_text()
+    whole = (write(tmp_path / "whole") / "metrics.jsonl").read_text()
+
+    def begin():
+        (run / "config.json").write_text(config)
+        (run / "metrics.jsonl").write_text(whole)
+
+    def work(_):
+        if steps:
+            return steps.pop(0)()
+        raise KeyboardInterrupt
+
+    steps = [RunFolder(run).forget, lambda: None, begin]
+    monkeypatch.setattr(watch.time, "sleep", work)
+    found = invoke("watch", tmp_path / named)
+    told = found.output.split("Aborted")[0].strip().splitlines()
+    assert told[0].startswith("a: round 0 of 6, ")
+    assert [line.partition("  ")[0] for line in told[1:]] == [f"a: round {t}/6" for t in range(1, 7)]
+    assert (found.exit_code == 0) == (named == "runs/a")  # in a folder others may begin
+
+
+def test_where_a_watched_run_is_removed_others_are_waited_for_in_a_folder_alone(tmp_path, monkeypatch):
+    def work(_):
+        if not (tmp_path / "runs/a").exists():
+            raise KeyboardInterrupt
+        shutil.rmtree(tmp_path / "runs/a")
+
+    monkeypatch.setattr(watch.time, "sleep", work)
+    write(tmp_path / "runs/a", played=2)
+    looks = watch._looks([tmp_path / "runs"], once=False, every=1)
+    assert [len(next(looks)), len(next(looks))] == [1, 0]
+    console_of(80, 24).print(watch.page([], console_of(80, 24)))
+    write(tmp_path / "runs/a", played=2)
+    assert "is not a run" in str(invoke("watch", tmp_path / "runs/a").exception)
 
 
 def console_of(width, height):

@@ -28,7 +28,7 @@ from fedrecall.config import Config
 from fedrecall.data.augmentation import default_for
 from fedrecall.data.datasets import DATASETS, Dataset, load
 from fedrecall.data.partitions import PARTITIONS
-from fedrecall.errors import Malformed, NothingYet, UserError
+from fedrecall.errors import Gone, Malformed, NothingYet, UserError
 from fedrecall.experiment import auxiliary_per_class, make_model, normalised
 from fedrecall.initial import saved
 from fedrecall.memories import AtNode, Memories
@@ -99,7 +99,7 @@ class Run:
         self.folder = RunFolder(self.path)
         self._data_root = data_root
         if not self.folder.started:
-            raise UserError(f"{self.path} is not a run: it has no config.json.")
+            raise Gone(f"{self.path} is not a run: it has no config.json.")
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -578,7 +578,7 @@ def open_runs(paths: Path | str | Iterable[Path | str], data_root: Path | None =
     for path in map(files.expanded, [paths] if isinstance(paths, (str, Path)) else paths):
         found = [path] if files.found(path / "config.json") else list(_within(path, LEVELS))
         if not found:
-            raise UserError(_no_run(path))
+            raise Gone(_no_run(path))
         for folder in found:
             once.setdefault(folder.resolve(), folder)
     if not once:
@@ -597,6 +597,11 @@ def _no_run(path: Path) -> str:
         f"{path} is neither a run nor a folder of runs: there is no config.json in it, nor up to "
         f"{LEVELS} folders down."
     )
+
+
+def any_in(path: Path) -> bool:
+    """Whether `open_runs` finds a run there."""
+    return any(True for _ in _within(files.expanded(path), LEVELS))
 
 
 def _within(folder: Path, levels: int) -> Iterator[Path]:

@@ -1,7 +1,8 @@
 """`fedrecall watch`: a running or finished run in the terminal, from its folder alone."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +18,10 @@ from fedrecall import files
 from fedrecall.cli.app import app, out
 from fedrecall.cli.commands.reports import Runs
 from fedrecall.cli.progress import line, megabytes, seconds
-from fedrecall.errors import UserError, printable
+from fedrecall.errors import Gone, UserError, printable
 from fedrecall.papers.reproduction import duration
 from fedrecall.records import Fault, accuracy_word, read_metrics, sites, whole, worst
-from fedrecall.reports.runs import Run, failure, naturally, open_runs, through
+from fedrecall.reports.runs import Run, any_in, failure, naturally, open_runs, through
 
 TICKS = "▁▂▃▄▅▆▇█"
 DAY = 86_400
@@ -55,15 +56,21 @@ class Follower:
     def look(self) -> bool:
         """Read what is new; whether there was any round."""
         path = self.path / "metrics.jsonl"
-        self.fault = Run(self.path).fault
         try:
+            run = Run(self.path)
+            self.fault = run.fault
             found = path.stat()
+            seen = (found.st_ino, found.st_size, found.st_mtime_ns)
+            if seen == self._seen:
+                return False
+            self._seen, self.config = seen, run.config
         except FileNotFoundError:
             return False
-        seen = (found.st_ino, found.st_size, found.st_mtime_ns)
-        if seen == self._seen:
+        except Gone:  # one that recorded nothing is begun anew, and has no config until it has begun
+            if not files.found(self.path):
+                raise
+            self.fault = None
             return False
-        self._seen, self.config = seen, Run(self.path).config
         self.records = list(whole(list(read_metrics(path)), path))
         evaluated = (r for r in self.records if "accuracy" in r)
         self.worst = [worst(of) for r in evaluated if (of := sites(r)) is not None]
@@ -224,19 +231,26 @@ def _looks(named: Sequence[Path], once: bool, every: float) -> Iterator[list[Fol
     A folder of runs may get others, so that this never ends.
     """
     grows = any(not files.found(path / "config.json") for path in named)
-    known: dict[Path, Follower] = {}
+    known = _followers(open_runs(named), {})
     while True:
-        if grows or not known:
-            found = open_runs(named)
-            known = {run.path: known.get(run.path) or Follower(run) for run in found}
-            for run in found:  # others of the same name may have come
-                known[run.path].name = printable(run.name)
         for follower in known.values():
             follower.look()
         yield sorted(known.values(), key=lambda run: (run.over, run.finished, naturally(run.name)))
         if once or (not grows and all(run.over for run in known.values())):
             return
         time.sleep(every)
+        if grows:
+            with suppress(Gone):  # a run that is begun anew is none for a while
+                there = [path for path in named if any_in(path)]
+                known = _followers(open_runs(there) if there else [], known)
+
+
+def _followers(runs: Sequence[Run], known: Mapping[Path, Follower]) -> dict[Path, Follower]:
+    """Who follows each of these runs, by its folder."""
+    found = {run.path: known.get(run.path) or Follower(run) for run in runs}
+    for run in runs:  # others of the same name may have come
+        found[run.path].name = printable(run.name)
+    return found
 
 
 def page(followed: Sequence[Follower], console: Console, whole: bool = True) -> RenderableType:
