@@ -102,6 +102,8 @@ def test_a_data_set_of_another_library_is_told_how_it_becomes_one(tmp_path, monk
     for folder in ("/my/folder", "mine", "./mine"):
         with pytest.raises(UserError, match=f"'{folder}'; name a folder of your own as folder:{folder}"):
             fedrecall.run(dataset=folder)
+    with pytest.raises(UserError, match=r"a{300} cannot be looked up"):
+        fedrecall.run(dataset="a" * 300)
     with pytest.raises(UserError, match="unknown dataset 'digit'; did you mean 'digits'"):
         fedrecall.run(dataset="digit")
     with pytest.raises(UserError, match="a dataset given as a mapping needs a 'name'"):

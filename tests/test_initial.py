@@ -103,6 +103,8 @@ def test_what_is_no_run_and_no_file_is_refused(before, tmp_path):
     for place in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(UserError, match="is neither a run folder nor a file: name one of them"):
             begun(initial=str(place))
+    with pytest.raises(UserError, match=r"a{300} cannot be looked up"):
+        begun(initial="a" * 300)
     with pytest.raises(UserError, match=r"fc1\.weight is \[4, \d+\] in .*, and \[5, \d+\] in the network"):
         begun(initial=str(before.out), model="mlp:5")
     with pytest.raises(UserError, match=r"has fc2\..*, which the network lacks|lacks .*"):

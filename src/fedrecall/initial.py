@@ -1,5 +1,6 @@
 """The model that a run begins with where its seed does not draw it: another run's, or a file's."""
 
+import stat
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from fedrecall.records import INPUTS, RunFolder
 def check(place: str) -> None:
     """Raise UserError unless a run or a file is there."""
     path = files.expanded(place)
-    if not (RunFolder(path).started if path.is_dir() else files.found(path)):
+    if not (RunFolder(path).started if files.found(path, stat.S_ISDIR) else files.found(path)):
         raise Missing(f"initial: {place} is neither a run folder nor a file: name one of them.")
 
 
@@ -26,7 +27,7 @@ def loaded(place: str, drawn: Weights, class_names: Sequence[str]) -> Weights:
     """The weights there instead of those that were drawn, or UserError if they are of another network."""
     check(place)
     path = files.expanded(place)
-    if path.is_dir():
+    if files.found(path, stat.S_ISDIR):
         flat = _of_run(path, drawn)
         _tell_other_classes(path, class_names)
     else:

@@ -38,7 +38,8 @@ class _Recipes(Registry):
 
     def cls(self, name: str) -> type:
         """The class behind a name."""
-        if ":" not in name and name not in self.entries and ("/" in name or Path(name).is_dir()):
+        unknown = ":" not in name and name not in self.entries
+        if unknown and ("/" in name or files.found(Path(name), stat.S_ISDIR)):
             raise UserError(f"unknown dataset {name!r}; name a folder of your own as folder:{name}.")
         return super().cls(name)
 
