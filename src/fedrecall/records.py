@@ -419,17 +419,17 @@ def sites(record: Mapping[str, Any]) -> dict[str, Any] | None:
     return dict(found) if sound else None
 
 
-def used(found: Mapping[str, Any]) -> list[float]:
-    """Of what `sites` gives each site's accuracy of the model that is used there: its client's own, where
-    every site has one."""
-    own = found.get(OF_OWN)
-    return list(found["accuracy"] if own is None or None in own else own)
+def used(found: Mapping[str, Any]) -> list[float | None]:
+    """Of what `sites` gives each site's accuracy of the model that is used there: where clients have own
+    ones its client's, None where no client is."""
+    own = found.get(OF_OWN, ())
+    return list(own if any(v is not None for v in own) else found["accuracy"])
 
 
 def worst(found: Mapping[str, Any]) -> tuple[str, float]:
     """Of what `sites` gives the site of least accuracy, as `used` has it, the first of equals."""
     by = used(found)
-    least = min(by)
+    least = min(v for v in by if v is not None)
     return found["sites"][by.index(least)], least
 
 

@@ -94,6 +94,20 @@ def test_balanced_accuracy_is_over_the_classes_that_a_site_has():
     assert found["balanced_accuracy"] == [0.5, 0.75]
 
 
+def test_the_worst_site_is_one_where_a_client_is_who_has_a_model_of_its_own():
+    tested = np.full((3, 1), 10)
+    right = np.array([[1], [9], [5]])  # of what travels
+    for own, worst, least in (
+        (None, "a", 0.1),
+        ([0.9, 0.2, 0.4], "b", 0.2),
+        ([0.9, 0.2, None], "b", 0.2),
+        ([None, None, 0.4], "ext", 0.4),
+        ([None] * 3, "a", 0.1),
+    ):
+        found = by_site(["a", "b", "ext"], right, tested, own)
+        assert (found["worst"], found["worst_accuracy"]) == (worst, least)
+
+
 def test_clients_matrices_are_sites():
     north, south = np.array([[3, 1], [0, 4]]), np.array([[0, 2], [2, 0]])
     found = by_client({2: south, 0: north, 1: 0 * north})

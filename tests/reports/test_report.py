@@ -613,11 +613,14 @@ def test_sites_are_shown_worst_first_whoever_recorded_them(tmp_path):
 
 
 def test_where_clients_have_models_of_their_own_theirs_are_beside_the_global_one(tmp_path):
-    own = {"own_accuracy": [0.9, None]}
+    own = {"own_accuracy": [None, 0.9]}
     with_sites(write(tmp_path / "run"), lambda t: of_sites(["north", "south"], [0.25, 0.5]) | own)
-    head, *rows = Page(build(open_runs([tmp_path / "run"]))).tables["sites-table-0"]
+    page = Page(build(open_runs([tmp_path / "run"])))
+    head, *rows = page.tables["sites-table-0"]
     assert head[-1] == "of its client's own model (%)"
-    assert [(row[0], row[-1]) for row in rows] == [("north", "90.00"), ("south", "")]
+    assert [(row[0], row[-1]) for row in rows] == [("south", "90.00"), ("north", "")]  # where nobody is
+    assert page.column("worst-site", "fedavg") == [90] * 6
+    assert page.tables["sites-0"][1:] == [["south", *["90.0"] * 6], ["north", *[""] * 6]]
     own = {"own_accuracy": [0.9, 0.4]}
     with_sites(write(tmp_path / "both"), lambda t: of_sites(["north", "south"], [0.25, 0.5]) | own)
     page = Page(build(open_runs([tmp_path / "both"])))

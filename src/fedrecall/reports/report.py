@@ -551,12 +551,12 @@ def _sites(page: Page) -> Iterable[Html]:
 
 
 def _worst_first(last: Sequence[dict[str, Any]]) -> list[str]:
-    """The sites' names, by their mean accuracy in these records."""
-    held: dict[str, list[float]] = {}
+    """The sites' names, by their mean accuracy in these records, last those where no client is."""
+    held: dict[str, list[float | None]] = {}
     for found in last:
         for name, accuracy in zip(found["sites"], used(found), strict=True):
             held.setdefault(name, []).append(accuracy)
-    return sorted(held, key=lambda name: _mean(held[name]))
+    return sorted(held, key=lambda name: np.nan_to_num(_mean(held[name]), nan=math.inf))
 
 
 def _site_table(n: int, group: Group, of_runs: Sequence[dict[int, Any]], names: Sequence[str]) -> Html:
@@ -589,7 +589,7 @@ def _site_map(n: int, group: Group, of_runs: Sequence[dict[int, Any]], names: Se
     rounds = [rounds[i] for i in charts.thin(len(rounds), MOST_CELLS // 4 // len(shown))]
     note = "The worst of the last round first; grey where a site was not tested."
     if any(used(found) != found["accuracy"] for of_run in of_runs for found in of_run.values()):
-        note += " Of the model that each site's client has."
+        note += " Of the model that each site's client has; grey where there is none, too."
     values = np.full((len(of_runs), len(shown), len(rounds)), np.nan)
     for seed, found in enumerate(of_runs):
         for t, number in enumerate(rounds):
