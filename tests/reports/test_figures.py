@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure as Page
 from PIL import Image
-from tests.reports.synthetic import write
+from tests.reports.synthetic import changed, write
 from tools.docs import MEASURES, with_commands
 
 import fedrecall
@@ -378,6 +378,19 @@ def test_of_earlier_versions_runs_what_was_sent_is_the_model_of_the_round_before
     assert points["global"] == pytest.approx([r["accuracy"] for r in run.records[:-1]])
     with pytest.raises(UserError, match="was measured by an earlier version"):
         draw("fedssd/fig2", [write(tmp_path / "one", played=1)], out)
+
+
+def test_what_clients_of_a_chain_were_sent_is_not_the_global_model(out, tmp_path):
+    write(tmp_path / "run")
+
+    def in_a_chain(record):
+        record["chains"] = [[0, 1]]
+        record["measures"]["locals"]["class_accuracy"] = [record["class_accuracy"]] * 2
+
+    changed(tmp_path / "run", in_a_chain)
+    for figure in ("fedssd/fig2", "fedssd/fig3"):
+        with pytest.raises(UserError, match="along its chains these are others"):
+            draw(figure, [tmp_path / "run"], out)
 
 
 def test_bubbles_are_the_partition(runs, out):

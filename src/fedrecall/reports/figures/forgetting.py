@@ -269,8 +269,9 @@ class NormalisedAccuracy(Figure):
 
 
 _UNKNOWN = (
-    "{} was measured by an earlier version, which did not note how the models do that clients were sent, and "
-    "no round before a measured one is evaluated: measure it anew."
+    "{} was measured by an earlier version, which did not note how the models do that clients were sent: "
+    "along its chains these are others than the global one, or no round before a measured one is evaluated. "
+    "Measure it anew."
 )
 
 
@@ -278,7 +279,10 @@ def _received(run: Run, round_number: int, measured: dict[str, Any], what: str) 
     """Accuracies of the model that each of the round's clients was sent; none where that is not known."""
     if (found := measured.get(f"received_{what}")) is not None:
         return list(found)
-    before = [r[what] for r in run.evaluated if r["round"] == round_number - 1]  # earlier versions
+    # Earlier versions: the global model, but along a chain.
+    if any(len(chain) > 1 for chain in run.records[round_number - 1]["chains"]):
+        return []
+    before = [r[what] for r in run.evaluated if r["round"] == round_number - 1]
     return before * len(measured["clients"])
 
 
