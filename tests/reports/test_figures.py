@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure as Page
 from PIL import Image
-from tests.reports.synthetic import changed, write
+from tests.reports.synthetic import MADE, changed, write
 from tools.docs import MEASURES, with_commands
 
 import fedrecall
@@ -196,6 +196,51 @@ def test_several_data_sets_stand_side_by_side(tmp_path, out):
     bars = draw("sfedkd/fig7", folders[::2], out).data["bars"]
     reached = [round(0.9 * Run(folder).series("accuracy").max(), 3) for folder in folders[::2]]
     assert [bars[2]["target"], bars[5]["target"]] == reached
+
+
+TURNS = """
+from dataclasses import dataclass
+from fedrecall.data.partitions import Partition
+
+@dataclass(frozen=True)
+class Turns(Partition):
+    step: int = 1
+
+    def owners(self, labels, clients, rng):
+        return rng.integers(clients, size=len(labels))
+"""
+
+
+def test_seeds_on_own_data_are_of_one_data_set_wherever_its_file_lies_and_that_is_not_loaded(tmp_path, out):
+    folders = []
+    for partition, by in (("Turns", 10), ("Skews", 60), ("Most", 90)):
+        for seed in (0, 1):
+            (tmp_path / f"{seed}").mkdir(exist_ok=True)
+            (tmp_path / f"{seed}" / "own.py").write_text("raise SystemExit('it was loaded')")
+            made = MADE | {"code": {f"own.py:{name}": "0123" for name in ("Mine", partition)}}
+            folder = skewed(tmp_path / f"{partition}{seed}", by, seed=seed, made=made)
+            config = json.loads((folder / "config.json").read_text())
+            config["dataset"] = {"name": f"{tmp_path}/{seed}/own.py:Mine", "size": 60}
+            config["partition"] = {"name": f"{tmp_path}/{seed}/own.py:{partition}"}
+            (folder / "config.json").write_text(json.dumps(config))
+            folders.append(folder)
+    bars = draw("fedntd/fig2", folders, out).data["forgetting"]
+    assert [(b["dataset"], b["n"]) for b in bars] == [("own.py:Mine(size=60)", 2)] * 3
+    lines = draw("sfedkd/fig6", folders, out).data["lines"]
+    assert [x["dataset"] for x in lines] == ["own.py:Mine(size=60)"] * 3
+    (tmp_path / "mine.py").write_text(TURNS)
+    for folder in folders[2:4]:
+        made = json.loads((folder / "made.json").read_text())
+        made[0]["code"] |= {"mine.py:Turns": "4567"}
+        (folder / "made.json").write_text(json.dumps(made))
+        config = json.loads((folder / "config.json").read_text())
+        config["partition"] = {"name": "elsewhere/mine.py:Turns", "step": 2}
+        (folder / "config.json").write_text(json.dumps(config))
+    data = draw(f"fedntd/fig2:pair={tmp_path}/mine.py:Turns:2+iid", folders, out).data
+    assert [p["group"] for p in data["class_accuracy"]] == [
+        "fedavg (mine.py:Turns(step=2))",
+        "fedavg (own.py:Most)",
+    ]
 
 
 def test_in_and_out_local_bars(runs, out):

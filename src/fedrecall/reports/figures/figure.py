@@ -14,9 +14,16 @@ from matplotlib.figure import Figure as Page
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from fedrecall import files
-from fedrecall.data.datasets import DATASETS
-from fedrecall.reports.runs import Group, Run, arrange, failures, left_out, unfinished, validated
-from fedrecall.specs import spec_text
+from fedrecall.reports.runs import (
+    Group,
+    Run,
+    arrange,
+    data_in_words,
+    failures,
+    left_out,
+    unfinished,
+    validated,
+)
 
 Data = dict[str, Any]
 
@@ -123,7 +130,7 @@ def by_dataset(runs: Sequence[Run]) -> dict[str, list[Group]]:
     """The runs of every data set, arranged by themselves: labels say what differs within one."""
     members: dict[str, list[Run]] = {}
     for run in runs:
-        members.setdefault(spec_text(DATASETS, run.config["dataset"]), []).append(run)
+        members.setdefault(data_in_words(run.complete["dataset"]), []).append(run)
     return {name: arrange(own) for name, own in members.items()}
 
 

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure as Page
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import normalised
+from fedrecall.provenance import named, placeless
 from fedrecall.reports.figures.figure import (
     COLOURS,
     Data,
@@ -23,9 +24,9 @@ from fedrecall.reports.figures.figure import (
     short,
 )
 from fedrecall.reports.figures.quantities import mean, over_seeds
-from fedrecall.reports.runs import Group, Run, arrange
+from fedrecall.reports.runs import Group, Run, arrange, written
 from fedrecall.reports.statistics import correlation, summary
-from fedrecall.specs import NON_NEGATIVE, spec_text
+from fedrecall.specs import NON_NEGATIVE
 
 _NTD = "fedrecall run --dataset cifar10 --model cnn --clients 100 --sample 10 --rounds 200"
 
@@ -44,14 +45,15 @@ def by_skew(groups: Sequence[Group]) -> list[Group]:
 
 def partition_text(group: Group) -> str:
     """``lda:0.1``."""
-    return spec_text(PARTITIONS, group.runs[0].config["partition"])
+    return written(PARTITIONS, group.runs[0].complete["partition"])
 
 
 def pair_of(groups: Sequence[Group], wanted: tuple[str, str]) -> list[Group]:
     """The groups of two partitions; for one that no group has, the most even or the most skewed other."""
     if len(groups) < 2:
         return list(groups)
-    names = [spec_text(PARTITIONS, PARTITIONS.spec(PARTITIONS.make(spec))) for spec in wanted]
+    asked = [PARTITIONS.spec(PARTITIONS.make(text)) for text in wanted]
+    names = [written(PARTITIONS, placeless(spec, {named(spec["name"])})) for spec in asked]
     found = [next((g for g in groups if partition_text(g) == name), None) for name in names]
     others = [g for g in by_skew(groups) if g not in found]
     return [g or others[at] for g, at in zip(found, (0, -1), strict=True)]
