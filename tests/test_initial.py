@@ -166,3 +166,54 @@ def test_runs_that_began_with_other_models_are_other_experiments(before, tmp_pat
     groups = arrange(runs)
     assert [[run.path.name for run in group.runs] for group in groups] == [["0", "1"], ["2"]]
     assert len({group.settings["initial"] for group in groups}) == 2
+
+
+def test_seeds_that_began_with_one_model_are_of_one_experiment_wherever_it_lay(before, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    state = fedrecall.trained(before.out).network.state_dict()
+    save_file(state, "old.safetensors")
+    save_file(state, "copy.safetensors")
+    save_file({n: t + 1 for n, t in state.items()}, "other.safetensors")
+    places = ["old.safetensors", "./old.safetensors", str(tmp_path / "old.safetensors"), "copy.safetensors"]
+    for seed, place in enumerate([*places, str(before.out)]):
+        fedrecall.run(f"fedavg{seed}", progress=False, **SETTINGS | {"seed": seed, "initial": place})
+    for place in ("other", "copy"):
+        other = {"algorithm": "fedntd", "initial": f"{place}.safetensors"}
+        fedrecall.run(f"fedntd-{place}", progress=False, **SETTINGS | other)
+    groups = arrange(list(map(Run, ["fedavg0", "fedavg1", "fedavg2", "fedavg3", "fedavg4", "fedntd-copy"])))
+    assert [(group.label, group.seeds) for group in groups] == [("fedavg", [*range(5)]), ("fedntd", [5])]
+    groups = arrange(list(map(Run, ["fedavg3", "fedntd-other", "fedntd-copy"])))
+    ours, others = (Run(name).begun_with for name in ("fedavg3", "fedntd-other"))
+    assert [group.setup for group in groups] == [
+        f"initial=copy.safetensors {ours}",
+        f"initial=other.safetensors {others}",
+        f"initial=copy.safetensors {ours}",
+    ]
+
+
+def test_a_run_that_saved_nothing_goes_on_in_another_folder(before, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    save_file(fedrecall.trained(before.out).network.state_dict(), "old.safetensors")
+    config = configs.make(configs.nested(SETTINGS | STILL | {"initial": "old.safetensors"}))
+    begun = Experiment(config, tmp_path / "run")
+    begun.begin()
+    begun.close()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    result = fedrecall.run(tmp_path / "run", resume=True, progress=False)
+    assert result.accuracy == before.accuracy
+
+
+def test_a_run_of_an_earlier_version_goes_on_which_noted_the_place_as_it_was_given(
+    before, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    save_file(fedrecall.trained(before.out).network.state_dict(), "old.safetensors")
+    run = SETTINGS | {"initial": "old.safetensors"}
+    whole = fedrecall.run("whole", progress=False, **run | {"rounds": 2})
+    fedrecall.run("part", progress=False, **run)
+    saved = json.loads((tmp_path / "part/config.json").read_text())
+    assert saved["initial"] == str(tmp_path / "old.safetensors")
+    (tmp_path / "part/config.json").write_text(json.dumps(saved | {"initial": "old.safetensors"}))
+    again = fedrecall.run("part", resume=True, progress=False, **run | {"rounds": 2})
+    torch.testing.assert_close(trees.arrays(again.weights), trees.arrays(whole.weights), rtol=0, atol=0)

@@ -1,6 +1,7 @@
 """The configuration of a run: one validated tree, from YAML, from the command line, from Python."""
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
-from fedrecall import backends, specs
+from fedrecall import backends, files, specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.augmentation import Augmentation, default_for
 from fedrecall.data.datasets import DATASETS, original
@@ -102,6 +103,8 @@ class Config:
         for name, registry in REGISTRIES.items():
             object.__setattr__(self, name, registry.spec(registry.make(getattr(self, name))))
         object.__setattr__(self, "model", named(self.model))
+        if self.initial is not None:  # in another folder it would be another one
+            object.__setattr__(self, "initial", os.path.abspath(files.expanded(self.initial)))
         if not (isinstance(self.model, (str, Mapping)) or hasattr(self.model, "build")):
             raise UserError(f"config: model = {specs.shown(self.model)} is neither a name nor a mapping.")
         for name, registry in LISTS.items():

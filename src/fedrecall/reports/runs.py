@@ -128,8 +128,9 @@ class Run:
         """The config with what it was saved without: settings added later, and which data the nodes have.
 
         A user's own class is not loaded for it, and called the same wherever its file lies if the run noted
-        what that has. Numbers that are equal are written alike, a share of clients as their number, and what
-        the server holds as what it is where that was left to the algorithm.
+        what that has; ``initial`` is a digest of that model if the run noted one. Numbers that are equal are
+        written alike, a share of clients as their number, and what the server holds as what it is where that
+        was left to the algorithm.
         """
         given, usual = self.config, configs.as_dict(Config())
         found = {k: v for k, v in usual.items() if k not in configs.NEEDED}
@@ -144,6 +145,7 @@ class Run:
                 usual_here = {f.name: f.default for f in known if f.default is not dataclasses.MISSING}
                 found[kind] = {**usual_here, **given[kind]}
         found[HELD] = found[HELD] or self._needed
+        found["initial"] = self.begun_with or found["initial"]
         if self.agreed is not None:
             found["dataset"] = {**found["dataset"], NODES: _data_of(self.agreed)}
             if "secure" in self.agreed:
@@ -234,8 +236,7 @@ class Run:
 
     @cached_property
     def noted(self) -> dict[str, str]:
-        """What the last start noted of somebody's own ``code``, of the ``data`` and of the model that was
-        ``initial``: a digest of each."""
+        """What the last start noted of somebody's own ``code`` and of the ``data``: a digest of each."""
         last = self.made[-1] if self.made else {}
         code, data = last.get("code"), last.get("data")
         found = {}
@@ -244,13 +245,17 @@ class Run:
         if isinstance(data, dict) and "digest" in data:
             told = [str(data[k]) for k in ("digest", "origins") if k in data]
             found["data"] = f"data {data.get('train')}+{data.get('test')} {' '.join(told)}"
-        if isinstance(begun_with := last.get("initial"), str):
-            found["initial"] = f"{self.config.get('initial')} {begun_with[:8]}"
         divided = files.found(self.path / "partition.json")
         if self.config["partition"]["name"] == "file" and divided:  # that may be written anew
             mark = f"dealt as {self._divided.get('clients')}"
             found["data"] = " ".join(filter(None, (found.get("data"), mark)))
         return found
+
+    @property
+    def begun_with(self) -> str | None:
+        """A digest of the model that was `initial`, if the run noted it."""
+        digest = self.made[-1].get("initial") if self.made else None
+        return digest[:8] if isinstance(digest, str) else None
 
     @cached_property
     def _divided(self) -> dict[str, Any]:
@@ -628,9 +633,9 @@ def _names(folders: Iterable[Path]) -> list[str]:
 def arrange(runs: Sequence[Run]) -> list[Group]:
     """The runs by experiment, in the order in which each first occurs, seeds sorted.
 
-    Runs of one config are two experiments if they noted different code of somebody's own, data or initial
-    models. An experiment has one run of a seed: one that did not fail, then the one that is furthest, the
-    first of equals.
+    Runs of one config are two experiments if they noted different code of somebody's own or data. An
+    experiment has one run of a seed: one that did not fail, then the one that is furthest, the first of
+    equals.
     """
     members: dict[tuple[str, ...], dict[tuple[int, int], list[Run]]] = {}
     for run in runs:
@@ -643,6 +648,11 @@ def arrange(runs: Sequence[Run]) -> list[Group]:
         in_words(c) | {k: v for k, v in noted.items() if k != "code"}
         for c, noted in zip(configs_, apart, strict=True)
     ]
+    models: dict[str, str] = {}  # each called as where it was first begun with
+    for run, mine in zip(firsts, settings, strict=True):
+        if (digest := run.begun_with) is not None:
+            called = f"initial={Path(str(run.config.get('initial'))).name} {digest}"
+            mine["initial"] = models.setdefault(digest, called)
     varying = [
         k for k in dict.fromkeys(k for s in settings for k in s) if len({s.get(k) for s in settings}) > 1
     ]
