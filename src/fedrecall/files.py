@@ -161,8 +161,7 @@ def writing(folder: Path, then: str = "then resume the run") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind = NotNow if error.errno in (errno.ENOSPC, errno.EDQUOT) else UserError
-        raise kind(
+        raise refusal(error)(
             f"cannot write to {folder}: {error.strerror or error}. What was saved before is kept: see to it "
             f"that there is room and that the folder may be written, {then}."
         ) from error
@@ -174,7 +173,12 @@ def placing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}.") from error
+        raise refusal(error)(f"cannot write {path}: {error.strerror or error}.") from error
+
+
+def refusal(error: OSError) -> type[UserError]:
+    """What not being able to write is: of a full disk, something that may go well another time."""
+    return NotNow if error.errno in (errno.ENOSPC, errno.EDQUOT) else UserError
 
 
 def check_writable(path: Path) -> None:

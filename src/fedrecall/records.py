@@ -84,7 +84,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise UserError(f"cannot write to {self.path}: {error.strerror}.") from error
+            raise files.refusal(error)(f"cannot write to {self.path}: {error.strerror}.") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -39,7 +39,7 @@ from fedrecall.backends.serial import Serial
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.federation import Federation
 from fedrecall.data.store import Dataset, Split
-from fedrecall.errors import UserError
+from fedrecall.errors import NotNow, UserError
 from fedrecall.models.model import Model
 from fedrecall.models.networks import build
 from fedrecall.training import Recipe
@@ -469,8 +469,11 @@ def test_a_limit_at_the_start_of_workers_is_a_sentence(number, said, opened, mon
         opened(work(Scaffold(), workers=2))
 
 
-@pytest.mark.parametrize(("number", "said"), [(errno.EAGAIN, "ulimit -u"), (errno.ENOMEM, "limit of memory")])
-def test_a_fork_that_fails_is_a_sentence(number, said, opened, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "said", "kind"),
+    [(errno.EAGAIN, "ulimit -u", UserError), (errno.ENOMEM, "limit of memory", NotNow)],
+)
+def test_a_fork_that_fails_is_a_sentence(number, said, kind, opened, monkeypatch):
     def refuse():
         raise OSError(number, "not available")
 
@@ -488,8 +491,9 @@ def test_a_fork_that_fails_is_a_sentence(number, said, opened, monkeypatch):
     w = work(workers=2)
     with monkeypatch.context() as here:
         here.setattr(processes.Nursery, "_ask", lambda self, order, descriptors: answer)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=said) as caught:
             list(opened(w).map(jobs(w)))
+    assert caught.type is kind
     same(opened(w).map(jobs(w)), Serial(w).map(jobs(w)))
 
 
@@ -736,13 +740,14 @@ def test_what_no_other_process_could_read_is_told_of(opened):
         ("odd", RuntimeError, "prepare: something to be seen"),
         ("dies", UserError, "ended its worker process 3 times, the last time with exit code 7"),
         ("killed", UserError, "ended its worker process 3 times, the last time by SIGKILL"),
-        ("greedy", UserError, "ended its worker process 3 times, the last time because memory ran out"),
+        ("greedy", NotNow, "ended its worker process 3 times, the last time because memory ran out"),
     ],
 )
 def test_an_exception_in_a_hook_arrives(kind, error, words, opened):
     w = work(Raises(kind), workers=2)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=words) as caught:
         list(opened(w).map(jobs(w)))
+    assert isinstance(caught.value, NotNow) == (kind == "greedy")  # the same may go well another time
 
 
 def test_workers_have_the_code_that_was_loaded_whatever_the_file_says_since(tmp_path, opened):

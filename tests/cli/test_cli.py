@@ -23,7 +23,7 @@ from rich.console import Console
 
 import fedrecall
 from fedrecall import config as configs
-from fedrecall import specs
+from fedrecall import files, specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.backends.vectorised import Vectorised
 from fedrecall.cli import main, progress
@@ -219,12 +219,21 @@ def test_the_exit_code_says_whether_the_same_command_may_do_later(call, monkeypa
     assert call("run", *SMALL, "--algorithm", "fedprox:mu=1e30")[0] == 3
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     for error, code in ((full, 75), (OSError(errno.EACCES, "no"), 2), (MemoryError(), 75)):
-        monkeypatch.setattr(RunFolder, "append", raising(error))
-        assert call("run", *SMALL)[0] == code
+        with monkeypatch.context() as here:
+            here.setattr(RunFolder, "append", raising(error))
+            assert call("run", *SMALL)[0] == code
+    assert call("run", *SMALL, "--out", "x")[0] == 0
+    for error, code in ((full, 75), (OSError(errno.EDQUOT, "no"), 75), (OSError(errno.EACCES, "no"), 2)):
+        with monkeypatch.context() as here:
+            here.setattr(files, "write", raising(error))
+            assert call("report", "x", "--out", "x.html")[0] == code
+            assert call("figure", "fedssd/fig8", "x")[0] == code
+            here.setattr(Path, "mkdir", raising(error))
+            assert call("run", *SMALL, "--out", "y")[0] == code
 
 
 def raising(error):
-    def fails(*_):
+    def fails(*_, **__):
         raise error
 
     return fails
