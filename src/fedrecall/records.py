@@ -366,6 +366,8 @@ _OTHERS: dict[str, tuple[type, ...]] = {
 _OF_SITES = ("examples", "accuracy", "balanced_accuracy")
 OF_OWN = "own_accuracy"
 """Of sites, that of each one's client's own model where clients have such; None where no client is."""
+AT_HOME = "at_home"
+"""Of clients, accuracies on the test examples from where each is: those by mixture of classes are others."""
 
 
 def _check(record: Any) -> None:

@@ -28,13 +28,14 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.backends.vectorised import Vectorised
 from fedrecall.cli import main, progress
 from fedrecall.cli.app import COMMANDS, app
-from fedrecall.cli.commands.compare import End, Planned, end, plan, row, run_folder, tables
+from fedrecall.cli.commands.compare import End, Planned, end, plan, row, rows_of, run_folder, tables
 from fedrecall.cli.commands.inspect import _chart, draw_partition, flowing
 from fedrecall.cli.commands.run import summarise
 from fedrecall.cli.options import gather
 from fedrecall.config import Config
 from fedrecall.data import partitions
 from fedrecall.errors import UserError
+from fedrecall.experiment import Result
 from fedrecall.records import RunFolder
 from fedrecall.reports.runs import open_runs
 from fedrecall.training import Recipe
@@ -553,6 +554,23 @@ def test_a_mean_of_fewer_seeds_than_there_are_says_so():
     assert shown["epsilon"] == ["1.00 at 1e-05 (2 of 3)", "1.00 at 1e-05"]
     assert shown["forgetting"] == ["0.100 ± 0.000"] * 2
     assert shown["accuracy %"] == ["50.00 ± 0.00", "50.00 ± 0.00, 1 failed"]
+
+
+def test_how_clients_fare_is_not_averaged_over_runs_that_tested_them_in_unlike_ways():
+    def of(fairness):
+        costs = {"seconds": {"train": 1.0}, "bytes_down": 1, "bytes_up": 1}
+        last = costs | {"accuracy": 0.5, "forgetting": 0.1, "measures": {"fairness": fairness}}
+        return end(Result(None, [last], None, None, None, None))
+
+    by_classes, at_home = {"mean": 0.2, "worst_tenth": 0.1}, {"at_home": {"mean": 0.4, "worst_tenth": 0.3}}
+    plans = [Planned(name, "", None) for name in "aabb"]
+    for found, kept in (
+        ([by_classes, at_home, at_home, at_home], [None, 0.4]),
+        ([by_classes] * 4, [0.2, 0.2]),
+    ):
+        rows = rows_of(plans, dict(enumerate(map(of, found))))[""]
+        assert rows[0].clients_mean == kept
+        assert rows[0].at_home == ["at_home" in way for way in found[:2]]
 
 
 def test_of_several_promises_the_weakest_is_shown():

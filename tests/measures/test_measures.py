@@ -121,20 +121,24 @@ def test_clients_are_tested_where_they_are(moment):
     """Client 0 at north, where classes 0, 0, 1 are tested, and client 1 at south, with 1, 2, 2."""
     there = at_home(moment, [0, 0, 0, 0, 2, 2])
     assert [places.tolist() for places in there.federation.at_home] == [[0, 1, 2], [3, 4, 5]]
-    found = MEASURES.make("fairness")(there)
+    found = MEASURES.make("fairness")(there)["at_home"]
     assert found["mean"] == found["worst_accuracy"] == pytest.approx(2 / 3)  # not 3/4 and 1, as by classes
-    assert MEASURES.make("personal")(there)["personalised"] == [0, 1]
+    assert MEASURES.make("personal")(there)["at_home"] == [0, 1]
+    # What is by classes has another name, so that nothing averages the two.
+    for name, alike in (("fairness", set()), ("personal", {"train_before", "train"})):
+        ways = [scalars({name: MEASURES.make(name)(one)}).keys() for one in (there, moment)]
+        assert ways[0] & ways[1] == {f"{name}/{key}" for key in alike}
     assert "own_accuracy" not in MEASURES.make("sites")(there)
     # Client 0 swaps classes 0 and 1; client 1 was never there, and is right always.
     swapped = {0: Own(moment.visits[0].up.weights)}.get
     kept = replace(there, algorithm=Keeps(), remembered=swapped)
-    assert MEASURES.make("fairness")(kept)["mean"] == pytest.approx(1 / 2)
+    assert MEASURES.make("fairness")(kept)["at_home"]["mean"] == pytest.approx(1 / 2)
     found = MEASURES.make("sites")(kept)
     assert found["own_accuracy"] == [0, 1]
     assert found["accuracy"] == [pytest.approx(2 / 3)] * 2  # of the global model
     away = replace(at_home(moment, [1, 1, 1, 1, 2, 2]), algorithm=Keeps(), remembered=swapped)
-    assert MEASURES.make("fairness")(away)["worst"] == "client 1"  # nothing is tested at west
-    assert MEASURES.make("personal")(at_home(moment, [1, 1, 1, 1, 2, 2]))["personalised"] == [None, 1]
+    assert MEASURES.make("fairness")(away)["at_home"]["worst"] == "client 1"  # nothing is tested at west
+    assert MEASURES.make("personal")(at_home(moment, [1, 1, 1, 1, 2, 2]))["at_home"] == [None, 1]
     assert MEASURES.make("sites")(away)["own_accuracy"] == [None, 1]  # and nobody is at north
 
 

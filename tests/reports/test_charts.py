@@ -78,15 +78,15 @@ def test_every_quantity_is_its_own():
                 "locals": {
                     "local_average_accuracy": 0.4, "in_local": {"local": [0.5]}, "out_local": {"local": [0.6]}
                 },
-                "personal": {"train": [0.7], "personalised": [0.8]},
+                "personal": {"train": [0.7], "personalised": [0.8], "at_home": [0.85]},
                 "divergence": {"weights": [0.9], "distribution": [1.0]},
             }[name])]  # fmt: skip
 
     found = {name: float(q.of(Seen())[1][0]) for name, q in QUANTITIES.items()}
-    assert list(found.values()) == pytest.approx([n / 10 for n in range(1, 11)])
+    assert list(found.values()) == pytest.approx([*(n / 10 for n in range(1, 9)), 0.85, 0.9, 1.0])
     assert list(found) == [
         *("accuracy", "forgetting", "consistency", "local average", "in-local", "out-local"),
-        *("local train", "personalised", "weight divergence", "distribution distance"),
+        *("local train", "personalised", "at home", "weight divergence", "distribution distance"),
     ]
 
 

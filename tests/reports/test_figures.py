@@ -438,6 +438,25 @@ def test_what_clients_of_a_chain_were_sent_is_not_the_global_model(out, tmp_path
             draw(figure, [tmp_path / "run"], out)
 
 
+def test_local_models_are_drawn_at_home_where_that_was_measured_and_not_averaged_otherwise(out, tmp_path):
+    for seed, told in enumerate(
+        ({"at_home": [0.25, None]}, {"at_home": [0.5, 1.0]}, {"personalised": [0, 1]})
+    ):
+        write(tmp_path / str(seed), seed=seed)
+        changed(
+            tmp_path / str(seed),
+            lambda r, of=told: r["measures"].update(personal={"clients": [0, 1], "train": [1, 1], **of}),
+        )
+    lines = draw("fedntd/fig11", [tmp_path / "0", tmp_path / "1"], out).data["lines"]
+    assert [line["quantity"] for line in lines] == ["at home", "accuracy"]
+    assert lines[0]["mean"] == pytest.approx([(0.25 + 0.75) / 2] * 6)
+    lines = draw("fedntd/fig12", [tmp_path / "2"], out).data["lines"]
+    assert lines[1]["quantity"] == "personalised"
+    assert lines[1]["mean"] == pytest.approx([0.5] * 6)
+    with pytest.raises(UserError, match="2 was measured by an earlier version, on clients' mixture"):
+        draw("fedntd/fig11", [tmp_path / "1", tmp_path / "2"], out)
+
+
 def test_bubbles_are_the_partition(runs, out):
     data = draw("fedssd/fig6", runs("fedavg-0", "iid-0"), out).data["runs"]
     assert np.array(data[0]["counts"]).sum() == 240

@@ -628,6 +628,25 @@ def test_where_clients_have_models_of_their_own_theirs_are_beside_the_global_one
     assert [row[1] for row in page.tables["sites-0"][1:]] == ["40.0", "90.0"]
 
 
+def test_seeds_that_tested_clients_in_unlike_ways_are_not_averaged(tmp_path):
+    def fares(run, told):
+        changed(run, lambda r: r["measures"].update(fairness=told(r["round"])))
+
+    fares(write(tmp_path / "0", seed=0), lambda t: {"mean": 0.5})
+    fares(write(tmp_path / "1", seed=1), lambda t: {"mean": 0.4} if t < 3 else {"at_home": {"mean": t / 10}})
+    fares(write(tmp_path / "2", seed=2), lambda t: {"at_home": {"mean": t / 5}})
+    html = build(open_runs([tmp_path]))
+    page = Page(html)
+    for way, shown in (
+        ("", [45.0, 45.0, *[""] * 4]),
+        ("-at-home", ["", "", *(15.0 * t for t in range(3, 7))]),
+    ):
+        head, *rows = page.tables[f"measure-measures-fairness{way}-mean"]
+        found = [row[head.index("fedavg: mean")] for row in rows]
+        assert [v and 100 * float(v) for v in found] == pytest.approx(shown)
+    assert html.count("fedavg: 2 of 3 seeds.") == 2
+
+
 def test_of_many_sites_the_worst_are_shown(tmp_path):
     names = [f"writer {i}" for i in range(300)]
     run = with_sites(write(tmp_path / "run"), lambda t: of_sites(names, [1 - i / 300 for i in range(300)]))

@@ -9,22 +9,24 @@ import numpy as np
 
 from fedrecall.measures.accuracy import class_accuracy, evaluate, in_local
 from fedrecall.measures.moment import Measure, Moment
+from fedrecall.records import AT_HOME
 
 
 @dataclass(frozen=True)
 class Fairness(Measure):
     """Accuracy of every client's model on its own test examples, and how unlike clients fare.
 
-    Those are the ones from where its training examples are; where the data do not tell, all, weighted by its
-    mixture of classes. Of all clients, whether they were drawn or not. Their model is the global one, with
-    what each keeps to itself where an algorithm gives clients layers of their own: then it costs an
-    evaluation of every client's on these examples, else none.
+    Those are the ones from where its training examples are, recorded as ``at_home``; where the data do not
+    tell, all, weighted by its mixture of classes. Of all clients, whether they were drawn or not. Their model
+    is the global one, with what each keeps to itself where an algorithm gives clients layers of their own:
+    then it costs an evaluation of every client's on these examples, else none.
     """
 
     def __call__(self, moment: Moment) -> dict[str, Any]:
         """Mean and standard deviation over clients, who count alike; the worst, and a tenth of them."""
         if (home := moment.at_home) is not None:
-            return spread({client: float(right.mean()) for client, right in enumerate(home) if len(right)})
+            fares = {client: float(right.mean()) for client, right in enumerate(home) if len(right)}
+            return {AT_HOME: spread(fares)}
         found: dict[int, float] = {}
         for client, counts in enumerate(moment.federation.counts):
             if not counts.sum():

@@ -5,14 +5,15 @@ from typing import Any
 
 from fedrecall.measures.accuracy import accuracy, class_accuracy, evaluate, in_local
 from fedrecall.measures.moment import Measure, Moment
+from fedrecall.records import AT_HOME
 
 
 @dataclass(frozen=True)
 class Personal(Measure):
     """Accuracy of each local model on its client's own training examples and own test examples.
 
-    The latter are those from where its training examples are; where the data do not tell, all, weighted by
-    its mixture of classes.
+    The latter are those from where its training examples are (``at_home``); where the data do not tell, all,
+    weighted by its mixture of classes (``personalised``).
 
     Where clients have layers of their own, this is what they have, before a visit (``train_before``) and
     after it; a record's ``accuracy`` is of what travels. Of sampled clients only.
@@ -26,7 +27,6 @@ class Personal(Measure):
             "clients": [v.client for v in moment.good],
             "train_before": [],
             "train": [],
-            "personalised": [],
         }
         for v, begun in zip(moment.good, moment.begun, strict=True):
             data = moment.federation.client(v.client)
@@ -34,14 +34,13 @@ class Personal(Measure):
             own = evaluate(moment.model, moment.trained(v), data)
             found["train_before"].append(accuracy(before.confusion))
             found["train"].append(accuracy(own.confusion))
-        found["personalised"] = _at_home(moment) or _on_own_mixture(moment)
-        return found
+        if moment.federation.at_home is not None:
+            return found | {AT_HOME: _at_home(moment)}
+        return found | {"personalised": _on_own_mixture(moment)}
 
 
-def _at_home(moment: Moment) -> list[float | None] | None:
+def _at_home(moment: Moment) -> list[float | None]:
     """Of the round's clients, how each one's model does where it is; None of one that is not tested."""
-    if moment.federation.at_home is None:
-        return None
     rights = [moment.right_at_home(v.client, moment.trained(v)) for v in moment.good]
     return [float(right.mean()) if len(right) else None for right in rights]
 

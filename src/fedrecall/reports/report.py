@@ -989,9 +989,10 @@ def _measured(
     """A measure's number along the rounds that all seeds of a group recorded, of those that did at all."""
     rows, notes = [], [note]
     for n, group in page.numbered:
-        found, rounds = _shared([dict(_recorded(run, measure)) for run in group.runs])
+        told = [{n: read(f) for n, f in _recorded(run, measure)} for run in group.runs]
+        found, rounds = _shared([f for f in told if not np.isnan(np.array([*f.values()], float)).all()])
         if rounds:
-            values = np.array([[read(f[r]) for r in rounds] for f in found], dtype=float)
+            values = np.array([[f[r] for r in rounds] for f in found], dtype=float)
             rows.append(_line(n, group, np.array(rounds), values * scale, False))
             notes.append(_of_how_many(group, len(found)))
     share = scale == 100.0

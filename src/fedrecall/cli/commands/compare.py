@@ -29,7 +29,7 @@ from fedrecall.data.datasets import Dataset, load
 from fedrecall.errors import Busy, Diverged, UserError
 from fedrecall.experiment import Experiment, Result, check, device_of
 from fedrecall.models.networks import MODELS
-from fedrecall.records import RunFolder, how_often, looked_back_on, steps
+from fedrecall.records import AT_HOME, RunFolder, how_often, looked_back_on, steps
 from fedrecall.reports import tables as written
 from fedrecall.reports.statistics import Difference, paired_difference, summary
 from fedrecall.reports.tables import Entry
@@ -53,6 +53,7 @@ class End(NamedTuple):
     delta: float | None = None
     clients_mean: float | None = None
     worst_tenth: float | None = None
+    at_home: bool | None = None
     failed: str | None = None
 
 
@@ -72,6 +73,8 @@ class Row:
     clients_mean: list[float | None]
     """Of all clients' own accuracies, as is ``worst_tenth``, where the measure `fairness` recorded them."""
     worst_tenth: list[float | None]
+    at_home: list[bool | None]
+    """Whether these are on the test examples from where clients are, not by their mixture of classes."""
     failed: list[str | None]
     """Why, where a run failed."""
 
@@ -354,7 +357,9 @@ def end(result: Result | Diverged) -> End:
     seconds = sum(h["seconds"]["train"] for h in result.records)
     sent = last["bytes_down"], last["bytes_up"]
     fares = last.get("measures", {}).get("fairness", {})
-    of_clients = fares.get("mean"), fares.get("worst_tenth")
+    at_home = AT_HOME in fares if fares else None
+    fares = fares.get(AT_HOME, fares)
+    of_clients = fares.get("mean"), fares.get("worst_tenth"), at_home
     epsilon, delta = promise(last) or (None, None)
     return End(result.accuracy, result.forgetting, seconds, *sent, epsilon, delta, *of_clients)
 
@@ -364,7 +369,18 @@ def rows_of(plans: Sequence[Planned], ends: Mapping[int, End]) -> dict[str, list
     found: dict[str, dict[str, list[End]]] = {}
     for i, planned in enumerate(plans):
         found.setdefault(planned.setting, {}).setdefault(planned.name, []).append(ends.get(i, End()))
-    return {setting: [row(*item) for item in named.items()] for setting, named in found.items()}
+    return {
+        setting: [row(name, _of_one_kind(own, named)) for name, own in named.items()]
+        for setting, named in found.items()
+    }
+
+
+def _of_one_kind(own: Sequence[End], all_: Mapping[str, Sequence[End]]) -> list[End]:
+    """Without how clients fare by mixture of classes, as earlier versions had it, where others have it at
+    home."""
+    if not any(end.at_home for ends in all_.values() for end in ends):
+        return list(own)
+    return [e if e.at_home else e._replace(clients_mean=None, worst_tenth=None) for e in own]
 
 
 def row(name: str, ends: Sequence[End]) -> Row:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from matplotlib.figure import Figure as Page
 
 from fedrecall.reports.figures.figure import Data, Figure, band, colours, legend_below, page, short
-from fedrecall.reports.figures.quantities import QUANTITIES, over_seeds
+from fedrecall.reports.figures.quantities import QUANTITIES, as_measured, over_seeds
 from fedrecall.reports.runs import Run, arrange
 
 _NTD = "fedrecall run --dataset cifar10 --model cnn --clients 100 --sample 10 --rounds 200"
@@ -42,8 +42,9 @@ class Curves(Figure):
         setups = list(dict.fromkeys(g.setup for g in groups))
         made, axes = page(len(self.rows), len(setups), share=True)
         paint, lines = colours([g.algorithm for g in groups]), []
-        for i, quantity in enumerate(self.rows):
-            for group in groups:
+        for i, row in enumerate(self.rows):
+            shown = [as_measured(group, row) for group in groups]
+            for group, quantity in zip(groups, shown, strict=True):
                 j = setups.index(group.setup)
                 rounds, values = over_seeds(group, quantity)
                 band(axes[i, j], rounds, values, group.algorithm, *paint[group.algorithm])
@@ -59,7 +60,7 @@ class Curves(Figure):
                         "std": std,
                     }
                 )
-            axes[i, 0].set_ylabel(QUANTITIES[quantity].label)
+            axes[i, 0].set_ylabel("\n".join(QUANTITIES[quantity].label for quantity in dict.fromkeys(shown)))
             for j, setup in enumerate(setups):
                 if i == 0:
                     axes[i, j].set_title(short(setup))
@@ -90,7 +91,7 @@ class Distillation(Curves):
 
     rows: ClassVar[tuple[str, ...]] = ("personalised", "accuracy")
     caption: ClassVar[str] = (
-        "Accuracy of local models on their clients' mixture of classes (top) and of the global model "
+        "Accuracy of local models on their clients' own test examples (top) and of the global model "
         "(bottom), when all classes are distilled (kd_mix=0) or the not-true ones alone (kd_mix=1)."
     )
     commands: ClassVar[tuple[str, ...]] = (
@@ -104,8 +105,8 @@ class Personalised(Curves):
 
     rows: ClassVar[tuple[str, ...]] = ("local train", "personalised", "accuracy")
     caption: ClassVar[str] = (
-        "Accuracy of local models on their own training examples (top) and on test examples with their "
-        "clients' mixture of classes (middle), and of the global model (bottom)."
+        "Accuracy of local models on their clients' own training examples (top) and own test examples "
+        "(middle), and of the global model (bottom)."
     )
     commands: ClassVar[tuple[str, ...]] = (
         f"{_NTD} --algorithm [fedavg|fedprox|scaffold|fedntd] --partition [shards:2|lda:0.1] "
