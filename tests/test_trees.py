@@ -115,5 +115,8 @@ def test_dicts_may_be_by_whole_numbers_and_by_nothing_else_than_these_and_names(
     assert restored.b.keys() == {1, 3}
     assert torch.equal(trees.take(trees.stack([held, restored]), 1).b[1]["p"], torch.arange(2.0))
     assert list(trees.others(held)) == []
+    bare = {0: {0: torch.zeros(1)}, 1: torch.ones(1)}  # 0 is a path as well
+    assert trees.restore(trees.zeros(bare), trees.arrays(bare)) == bare
+    assert list(trees.others({0: {"a": 3}})) == [("0/a", 3)]
     for b in ({(1, 2): held.a}, {None: held.a}, {held.a: held.a}, {1: held.a, "1": held.a}):
         assert [path for path, _ in trees.others(Pair(held.a, {"x": b}))] == ["b/x"]

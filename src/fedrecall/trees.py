@@ -64,7 +64,7 @@ def others(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         return
     children = list(_children(tree))
     for name, child in children:
-        yield from others(child, f"{path}/{name}" if path else name)
+        yield from others(child, f"{path}/{name}" if path else str(name))
     if not children and not isinstance(tree, (Tensor, Mapping, tuple)) and tree is not None:
         yield path, tree
 
@@ -86,7 +86,7 @@ def restore(template: Tree, flat: Mapping[str, Tensor], what: str = "state") -> 
 def _restore(template: Any, flat: Mapping[str, Tensor], path: str) -> Any:
     if isinstance(template, Tensor):
         return flat[path].to(template.device)
-    children = [(n, _restore(c, flat, f"{path}/{n}" if path else n)) for n, c in _children(template)]
+    children = [(n, _restore(c, flat, f"{path}/{n}" if path else str(n))) for n, c in _children(template)]
     if isinstance(template, Mapping):
         return dict(children)
     if isinstance(template, tuple):
