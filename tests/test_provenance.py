@@ -323,6 +323,31 @@ def test_whatever_is_imported_is_part_of_the_code(given, taken, home):
     assert not provenance.differs(then.earlier[0], now)  # as it was noted by what did not see this
 
 
+def test_what_only_a_finder_finds_is_part_of_the_code_imported_or_not(home, tmp_path, monkeypatch):
+    folder, helper, anew = home
+    mine, moved = folder / "mine.py", tmp_path / helper.name  # as a package that is installed to be edited
+    taken = f"from {helper.stem} import scale"
+    mine.write_text(mine.read_text().replace(taken, f"def scale():\n    {taken}\n    return scale()"))
+    helper.rename(moved)
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            ours = name == helper.stem
+            return importlib.util.spec_from_file_location(name, moved) if ours else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    anew()
+    importlib.import_module(helper.stem)
+    then = noted_of(folder)
+    anew()
+    assert noted_of(folder) == then  # not imported yet
+    assert helper.stem not in sys.modules
+    moved.write_text(moved.read_text().replace("1.0", "2.0"))
+    anew()
+    assert noted_of(folder) != then
+
+
 @pytest.mark.parametrize(
     ("text", "used"),
     [

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,9 +111,15 @@ def spec_of(name: str) -> ModuleSpec | None:
         return getattr(sys.modules[name], "__spec__", None)
     package = name.rpartition(".")[0]
     if not package:
-        return PathFinder.find_spec(name)
+        return _found(name, None)
     within = spec_of(package)
-    return PathFinder.find_spec(name, _folders(within)) if within is not None else None
+    return _found(name, _folders(within)) if within is not None else None
+
+
+def _found(name: str, folders: list[str] | None) -> ModuleSpec | None:
+    """As an import would find it: packages that are installed to be edited have finders of their own."""
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    return next((spec for f in finders if (spec := f.find_spec(name, folders)) is not None), None)
 
 
 def package_of(name: str) -> str:
