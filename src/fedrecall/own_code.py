@@ -91,7 +91,8 @@ def read(name: str) -> Source | None:
         return None
     now = spec if name in sys.modules else None
     of, source = _read.get(name, (None, None))
-    if source is None or now is None or (of is not None and of is not now):
+    # A folder without a file of its own may have been joined by others of its name.
+    if source is None or now is None or not spec.has_location or (of is not None and of is not now):
         source = _reading(spec)
     if source is not None:
         _read[name] = now, source
@@ -102,7 +103,8 @@ def changed(sources: Mapping[str, Source] | None = None) -> dict[str, Source]:
     """Of these, or of all that were read, what is loaded here and not what its file says by now."""
     found = {name: source for name, (_, source) in _read.items()} if sources is None else sources
     loaded = {name: spec_of(name) for name in found if name in sys.modules}
-    return {n: found[n] for n, spec in loaded.items() if spec is not None and _reading(spec) != found[n]}
+    now = {name: _reading(spec) for name, spec in loaded.items() if spec is not None}
+    return {n: found[n] for n, source in now.items() if source is None or source.text != found[n].text}
 
 
 def spec_of(name: str) -> ModuleSpec | None:

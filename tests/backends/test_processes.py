@@ -25,7 +25,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrecall import trees
+from fedrecall import specs, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg, Memory
 from fedrecall.algorithms.fedntd import FedNTD
@@ -853,6 +853,22 @@ def test_of_what_a_file_imports_only_its_neighbours_are_sent(tmp_path, monkeypat
     for text in (f"import {names}", calls):
         found = places.beside({here / "mine.py": text.encode()})
         assert found == {"neighbour": places.Source(str(here / "neighbour.py"), b"import json\n", None)}
+
+
+def test_folders_of_one_name_beside_two_files_are_one_package_there_too(tmp_path, monkeypatch):
+    parts, files = f"parts_{tmp_path.name}".replace("-", "_"), {}
+    for name, imported in (("one", f"import {parts}.one"), ("two", f"__import__({parts!r} + '.two')")):
+        (tmp_path / name / parts).mkdir(parents=True)
+        (tmp_path / name / parts / f"{name}.py").write_text("")
+        (tmp_path / name / f"{name}.py").write_text(f"import {parts}\n{imported}\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with warnings.catch_warnings(action="error"):
+        for name in ("one", "two", "one"):
+            path = tmp_path / name / f"{name}.py"
+            specs.module_at(str(path), "model")
+            files[path] = specs.loaded_sources[path]
+    sent = places.Places.of(files).modules
+    assert sent[parts].folders == [str(tmp_path / name / parts) for name in ("one", "two")]
 
 
 def test_where_code_is_looked_for_may_be_given_as_paths(tmp_path, opened, monkeypatch):
