@@ -949,6 +949,7 @@ def test_auto_takes_processes_for_much_work_side_by_side_only(monkeypatch):
     assert choose(work(chains=5, workers=1)) == "serial"
     monkeypatch.setattr("fedrecall.backends.cores", lambda: 1)
     assert choose(work(chains=5)) == "serial"
+    assert isinstance(open_backend("auto:", work()), Serial)  # without options, as every other name
     with pytest.raises(UserError, match="unknown backend 'proceses'"):
         open_backend("proceses", work())
 

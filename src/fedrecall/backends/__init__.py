@@ -34,8 +34,9 @@ WORTH_OF_A_STEP = 1e7
 """Examples x parameters in the time that a step takes however small it is: 2.5 ms."""
 
 
-def open_backend(name: str, work: Work) -> Backend:
-    """The backend of this name, ready for visits; ``auto`` is the fastest one for this work."""
+def open_backend(spec: str, work: Work) -> Backend:
+    """The backend that a spec names, ready for visits; ``auto`` is the fastest one for this work."""
+    name, options = parse(spec)
     if name == "auto":
         name = choose(work)
         if name == "processes":
@@ -44,7 +45,6 @@ def open_backend(name: str, work: Work) -> Backend:
             except UserError as error:  # what a script or a prompt defines cannot be sent to other processes
                 warnings.warn(f"trained in this process alone: {error}", RuntimeWarning, stacklevel=2)
                 name = "serial"
-    name, options = parse(name)
     return _load(name)(work) if options is None else _load(name)(work, options)
 
 
