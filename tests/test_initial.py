@@ -70,6 +70,16 @@ def test_the_model_of_a_protected_run_is_found(inner, tmp_path):
     torch.testing.assert_close(trees.arrays(found), trees.arrays(first.weights), rtol=0, atol=0)
 
 
+def test_a_run_of_an_earlier_version_is_begun_with(tmp_path):
+    first = fedrecall.run(tmp_path / "run", progress=False, **SETTINGS | {"algorithm": "sfedkd"})
+    path = tmp_path / "run" / "config.json"
+    saved = json.loads(path.read_text())
+    saved["algorithm"]["teacher_seed"] = 0  # which no setting says any more
+    path.write_text(json.dumps(saved))
+    found = begun(initial=str(tmp_path / "run"))
+    torch.testing.assert_close(trees.arrays(found), trees.arrays(first.weights), rtol=0, atol=0)
+
+
 def test_a_file_of_a_networks_state_is_begun_with(before, tmp_path):
     state = fedrecall.trained(before.out).network.state_dict()
     save_file(state, tmp_path / "old.safetensors")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fedrecall import config as configs
 from fedrecall import files, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
@@ -65,7 +66,7 @@ def _of_run(path: Path, drawn: Weights) -> dict[str, Tensor]:
     newest = next(folder.checkpoints(refused, remembering=False), None)
     if newest is None:
         raise UserError(" ".join([f"initial: {path} has no saved model: name another run.", *refused[:1]]))
-    spec = folder.config().get("algorithm")
+    spec = configs.without_gone(folder.config()).get("algorithm")
     return saved(ALGORITHMS.make(spec), drawn, newest.arrays)
 
 
