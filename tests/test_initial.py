@@ -12,7 +12,7 @@ from fedrecall import config as configs
 from fedrecall import trees
 from fedrecall.data.datasets import load
 from fedrecall.errors import UserError
-from fedrecall.experiment import Experiment
+from fedrecall.experiment import Experiment, check
 from fedrecall.reports.runs import Run, arrange
 
 SETTINGS = {
@@ -150,6 +150,30 @@ def test_a_run_goes_on_without_what_it_began_with_and_notes_what_that_was(before
     with pytest.raises(UserError, match=r"was begun with initial = '.*old\.safetensors', not None"):
         fedrecall.run(tmp_path / "part", resume=True, progress=False, **SETTINGS | {"rounds": 3})
     assert Run(tmp_path / "part").weights().params.keys() == again.weights.params.keys()
+
+
+def test_a_run_with_a_checkpoint_can_go_on_where_its_beginning_is_gone_or_lies_elsewhere(before, tmp_path):
+    path, moved, other = (tmp_path / f"{name}.safetensors" for name in ("old", "moved", "other"))
+    state = fedrecall.trained(before.out).network.state_dict()
+    save_file(state, path)
+    save_file({n: t + 1 for n, t in state.items()}, other)
+    run, out = SETTINGS | {"initial": str(path)}, tmp_path / "run"
+    fedrecall.run(out, progress=False, **run)
+    path.rename(moved)
+
+    def going_on(place):
+        config = configs.make(configs.nested(run | {"initial": str(place), "rounds": 2}))
+        return (
+            lambda: check(config, out, load(config.dataset)),
+            lambda: Experiment(config, out, resume=True).close(),
+        )
+
+    for place in (path, moved):
+        for go_on in going_on(place):
+            go_on()
+    for go_on in going_on(other):
+        with pytest.raises(UserError, match=r"other\.safetensors holds another model than when the run"):
+            go_on()
 
 
 def test_a_run_that_saved_nothing_does_not_go_on_with_another_model(before, tmp_path):

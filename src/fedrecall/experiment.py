@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import secrets
 import signal
 import threading
@@ -199,17 +200,13 @@ class Experiment:
 
     def _initial(self, starts: Sequence[Mapping[str, Any]]) -> Weights:
         """What the run begins with; of one that goes on from a checkpoint the form is all that matters."""
-        weights, place = self.model.initial(), self.config.initial
+        weights, place = self.model.initial(), _needed(self.config, self.folder)
         self._begun_with = starts[-1].get("initial") if starts else None
-        if place is None or (self.folder is not None and any(self.folder.kept_rounds())):
+        if place is None:
             return weights
         weights = initial.loaded(place, weights, self.federation.dataset.class_names)
         found = initial.digest(weights)
-        if self._begun_with not in (None, found):
-            raise UserError(
-                f"{place} holds another model than when the run was begun: put that back, or give another "
-                "--out."
-            )
+        _check_initial(starts, place, found)
         self._begun_with = found
         return weights
 
@@ -653,8 +650,12 @@ def check(config: Config, out: Path | None, dataset: Dataset) -> None:
                 f"{config.partition['path']} has changed since {folder.path} was begun: put it back, or give "
                 "another --out."
             )
-    Experiment(config, dataset=dataset, federation=given).close()
+    needed = _needed(config, folder)
+    made = Experiment(replace(config, initial=needed), dataset=dataset, federation=given)
+    made.close()
     if folder is not None and folder.started:
+        if needed is not None:
+            _check_initial(starts, needed, made._begun_with)
         _check_code(folder, starts, provenance.code(configs.what(config)))
 
 
@@ -705,10 +706,34 @@ def _relocated(old: Any, new: Any, last: Mapping[str, Any], key: str = "") -> An
     if isinstance(old, str) and isinstance(new, str):
         if key == "dataset.path":
             return new if "digest" in last.get("data", {}) else old
+        if key == "initial":
+            return new if "initial" in last else old
         same = old.partition(":")[2] == new.partition(":")[2]  # the name in the file, and options
         if same and provenance.named(old) == provenance.named(new) in last.get("code", {}):
             return new
     return old
+
+
+def _needed(config: Config, folder: RunFolder | None) -> str | None:
+    """Where the model is that the run begins with, if it needs that: not to go on from a checkpoint.
+
+    A place that is named anew is looked into all the same: it must hold what the run was begun with.
+    """
+    place = config.initial
+    if place is not None and folder is not None and any(folder.kept_rounds()):
+        begun = str(folder.config().get("initial"))
+        if os.path.abspath(files.expanded(begun)) == os.path.abspath(files.expanded(place)):
+            return None
+    return place
+
+
+def _check_initial(starts: Sequence[Mapping[str, Any]], place: str, found: str | None) -> None:
+    """Raise UserError if the run was begun with another model than is there now."""
+    before = starts[-1].get("initial", found) if starts else found
+    if before != found:
+        raise UserError(
+            f"{place} holds another model than when the run was begun: put that back, or give another --out."
+        )
 
 
 def _check_data(folder: RunFolder, starts: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
