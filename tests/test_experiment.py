@@ -807,6 +807,33 @@ def test_a_sink_that_fails_at_the_end_does_not_keep_the_folder(tmp_path):
     assert len(Experiment(config(rounds=1), tmp_path / "run", resume=True).history) == 1
 
 
+@pytest.mark.parametrize("where", ["the backend", "another sink"])
+def test_only_a_sink_that_began_ends(where, tmp_path, monkeypatch):
+    asked = []
+
+    class Sink:
+        def __init__(self, name, fails=False):
+            self.name, self.fails = name, fails
+
+        def begin(self, config, history):
+            if self.fails:
+                raise UserError("no room")
+            asked.append(f"begin {self.name}")
+
+        def record(self, record):
+            pass
+
+        def end(self):
+            asked.append(f"end {self.name}")
+
+    if where == "the backend":
+        monkeypatch.setattr(experiments, "open_backend", unopened)
+    sinks = [Sink("one"), Sink("two", fails=True), Sink("three")]
+    with pytest.raises(UserError, match="no room"):
+        Experiment(config(), tmp_path / "run", sinks=sinks).run()
+    assert asked == ([] if where == "the backend" else ["begin one", "end one"])
+
+
 def test_settings_of_the_local_training_may_be_named_alone():
     small = {"dataset": "synthetic:3,60,15", "clients": 4, "sample": 2, "rounds": 2, "model": "mlp:4"}
     result = fedrecall.run(**small, local_epochs=2, lr=0.5)

@@ -59,7 +59,7 @@ class Sink(Protocol):
         """A round was played."""
 
     def end(self) -> None:
-        """The run is over, finished or not."""
+        """The run is over, finished or not; not called if it did not begin."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ class Experiment:
         self.config = config
         self.folder = out if isinstance(out, RunFolder) or out is None else RunFolder(files.expanded(out))
         self.sinks: list[Sink] = [*sinks, *following(config.sinks, self.folder.path if self.folder else None)]
+        self._watching: list[Sink] = []
         self._stop: int | None = None
         self._saved = 0
         if self.folder is not None:
@@ -334,6 +335,7 @@ class Experiment:
                 self._evaluate_last(self.folder)
         for sink in self.sinks:
             sink.begin(configs.as_dict(self.config), self.history)
+            self._watching.append(sink)
 
     def loop(self) -> rounds.Dialogue[Result]:
         """The rounds that are left, as a dialogue with whoever makes the visits."""
@@ -377,9 +379,9 @@ class Experiment:
             raise Interrupted(self._stop, len(self.history), saved=self.folder is not None)
 
     def close(self) -> None:
-        """Let go of the run folder and tell the sinks."""
+        """Let go of the run folder and tell the sinks that were told of the begin."""
         try:
-            for sink in self.sinks:
+            for sink in self._watching:
                 sink.end()
         finally:
             self.memories.close()
