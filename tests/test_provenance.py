@@ -107,6 +107,11 @@ def test_what_tells_data_is_found_once_while_they_are_there(monkeypatch):
         assert found == expected
         found["name"] = "another"
     assert asked == ["t"]
+    found = expected
+    for changed in (held.train.x, held.train.y):
+        changed.add_(1)  # as somebody may in a notebook
+        assert facts(held) == whole(held) != found
+        found = facts(held)
     place = id(held)
     del held
     assert place not in provenance._known

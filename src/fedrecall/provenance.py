@@ -49,21 +49,24 @@ def starts(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-_known: dict[int, dict[str, Any]] = {}
+_known: dict[int, tuple[list[int | None], dict[str, Any]]] = {}
+"""Of data sets that are there what `facts` found, and at which versions of their tensors."""
 
 
 def facts(dataset: Dataset) -> dict[str, Any]:
     """What tells data from other data, and costs little: sizes, a digest of labels and statistics, a sketch.
 
     The statistics are rounded: the same files may be decoded a little differently elsewhere. What was found
-    is kept as long as the data set is: a comparison asks for it with every run.
+    is kept as long as the data set is, and as it is: a comparison asks for it with every run.
     """
     place = id(dataset)
+    held = [t for split in (dataset.train, dataset.test) for t in (split.x, split.y)]
+    versions = [None if t.is_inference() else t._version for t in held]
     if place not in _known:
-        found = _facts(dataset)
         weakref.finalize(dataset, _known.pop, place, None)
-        _known[place] = found
-    return dict(_known[place])
+    if place not in _known or _known[place][0] != versions:
+        _known[place] = versions, _facts(dataset)
+    return dict(_known[place][1])
 
 
 def _facts(dataset: Dataset) -> dict[str, Any]:
