@@ -72,6 +72,19 @@ def test_measures_are_recorded_every_n_rounds_and_at_the_end(folder):
         run.measured("alignment")
 
 
+def test_a_measure_of_ones_own_is_one_though_earlier_rounds_name_its_folder(tmp_path):
+    write(tmp_path / "run")
+    path, told = tmp_path / "run" / "metrics.jsonl", {"/home/me/m.py:M": 1.0, "locals": 2.0}
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record, measures in zip(records, (told, {"m.py:M": 3.0}), strict=False):
+        record["measures"], record["seconds"]["measures"] = measures, measures
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    run = Run(tmp_path / "run")
+    for name in ("m.py:M", "/home/me/m.py:M"):
+        assert run.measured(name) == [(1, 1.0), (2, 3.0)]
+    assert run.records[0]["seconds"]["measures"] == {"m.py:M": 1.0, "locals": 2.0}
+
+
 def test_the_loaded_model_is_the_one_that_was_evaluated(folder):
     run = Run(folder / "fedntd-beta=2-1")
     test = run.dataset.test

@@ -201,11 +201,14 @@ class Run:
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
-        """One record a round."""
+        """One record a round; own measures are called as now, of which earlier versions noted the folder."""
         found = self.folder.metrics()
         if not found:
             raise NothingYet(f"{self.path} has no finished round yet.")
-        return list(whole(found, self.path / "metrics.jsonl"))
+        records = list(whole(found, self.path / "metrics.jsonl"))
+        for part in (part for r in records for part in (r, r["seconds"]) if "measures" in part):
+            part["measures"] = {provenance.named(name): value for name, value in part["measures"].items()}
+        return records
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -373,9 +376,8 @@ class Run:
 
     def measured(self, measure: str) -> list[tuple[int, dict[str, Any]]]:
         """(round, what the measure recorded), or a UserError that says how to have it recorded."""
-        found = [
-            (r["round"], r["measures"][measure]) for r in self.records if measure in r.get("measures", {})
-        ]
+        name = provenance.named(measure)
+        found = [(r["round"], r["measures"][name]) for r in self.records if name in r.get("measures", {})]
         if not found:
             raise UserError(
                 f"{self.path} was not measured with {measure!r}: run it with --measure {measure}."
