@@ -481,12 +481,19 @@ rounds = 5
 [0, 1][0] = 2
 LIMITS = {"top": 7.0}
 LIMITS["low"] = 3.0
+import math as module
+ROOTS = {"of": []}
+for root in (1.0, 9.0):
+    ROOTS["of"].append(root)
+module.sqrt(25.0)
 
 @dataclass(frozen=True)
 class Base(FedAvg):
     def loss(self, model, params, anchor, batch):
         rounds = SCALE * super().loss(model, params, anchor, batch)
-        return rounds.clamp(max=LIMITS["top"])
+        return rounds.clamp(max=LIMITS["top"] + module.sqrt(ROOTS["of"][0]))
+
+setattr(Base, "half", 0.5)
 
 @dataclass(frozen=True)
 class Mine(Base):
@@ -529,6 +536,9 @@ def program(monkeypatch, tmp_path):
         ("SCALE *", "3 * SCALE *", False),
         ("SCALE = 1.0", "SCALE = 2.0", False),
         ("= 3.0", "= 4.0", False),
+        ("append(root)", "append(2 * root)", False),
+        ("half", "quarter", False),
+        ("sqrt(25.0)", "sqrt(36.0)", True),  # as the call of fedrecall.run
         ("from math", "from cmath", False),
     ],
 )

@@ -387,21 +387,23 @@ def _cells(cells: Any) -> ast.Module:
         except (SyntaxError, TypeError, ValueError):  # which nobody has run
             continue
         for statement in reversed(statements):
-            given = _given(statement)
-            if given - again:
+            given, changed = _given(statement), _changed(statement)
+            if (given | changed) - again:
                 kept.add(ast.unparse(statement))
             if not isinstance(statement, ast.AugAssign):
-                again |= given
+                again |= given - changed
     return ast.parse("\n".join(sorted(kept)))
 
 
 def _of_program(tree: ast.Module, name: str) -> tuple[ast.Module, set[str]]:
     """As `_reached`, of what also calls run: what gives no name that is used has no part in it."""
     names, kept, before = {name}, set[ast.stmt](), -1
+    modules = {text for s in tree.body if isinstance(s, ast.Import) for text in _given(s)}
     while before != len(kept):
         before = len(kept)
         for statement in tree.body:
             given = {word for text in _given(statement) for word in _FIRST.findall(text)}
+            given |= _changed(statement) - modules  # of which fedrecall.run(...) changes nothing
             if statement not in kept and given & {*names, "*"}:
                 kept.add(statement)
                 names |= _looked_up(statement)
@@ -421,6 +423,22 @@ def _given(node: ast.AST) -> set[str]:
     if isinstance(node, (ast.Lambda, ast.comprehension)):
         return set()
     return {text for child in ast.iter_child_nodes(node) for text in _given(child)}
+
+
+def _changed(node: ast.AST) -> set[str]:
+    """The names of what a statement may change by a method's call or `setattr`, however deep in it."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return set()
+    if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        return {name for child in ast.iter_child_nodes(node) for name in _changed(child)}
+    place, given = node.value.func, node.value.args
+    if ast.unparse(place) == "setattr" and given:
+        place = given[0]
+    elif isinstance(place, ast.Name):
+        return set()
+    while isinstance(place, (ast.Attribute, ast.Subscript)):
+        place = place.value
+    return {place.id} if isinstance(place, ast.Name) else set()
 
 
 def _looked_up(statement: ast.stmt) -> set[str]:
