@@ -33,6 +33,10 @@ class Malformed(ValueError):
     """A message or a file that is not what was declared; the text names what is wrong, not what it holds."""
 
 
+class Refused(Malformed):
+    """Somebody has not done what was asked, and says why."""
+
+
 class Diverged(UserError):
     """Training cannot go on: what it computes is no longer a number."""
 

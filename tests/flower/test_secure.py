@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -244,22 +245,45 @@ def test_a_round_that_is_played_again_is_summed_over_the_same_clients(tmp_path):
     close(result.weights, expected.weights)
 
 
-@pytest.mark.parametrize("noted", [True, False])
-def test_no_round_is_summed_over_others_than_before(noted, tmp_path):
-    """A client is away when it is played again: nodes refuse, whatever the server has noted."""
+@pytest.mark.parametrize("knows", ["nodes", "server", "both"])
+def test_no_round_is_summed_over_others_than_before(knows, tmp_path):
+    """A client is away when it is played again: the server asks for no share, and no node has one for it."""
     grid, run = stopped(tmp_path, set())
-    if not noted:
+    if knows == "nodes":
         (tmp_path / "run" / sums.NOTES).unlink()
+    if knows == "server":
+        shutil.rmtree(tmp_path / "nodes")
     grid.tamper = lambda node, reply: None if grid.nodes[node]["client"] == 3 else reply
     with pytest.raises(
         UserError, match=r"round 1 was summed over the clients \[0, 1, 2, 3\] before, and the"
     ):
         play(grid, **run)
     answers = replies(grid, "query.unmask")
-    assert len(answers) == 3
+    assert len(answers) == (3 if knows == "nodes" else 0)
     assert all("before" in wire.refused(reply.content).reason for reply in answers)
     grid.tamper = None
     assert [r["failures"] for r in play(grid, **run).history] == [[], []]
+
+
+def test_a_round_whose_masks_did_not_come_off_is_summed_over_the_same_clients(tmp_path):
+    """Nodes have noted over whom by then, and the server has, too: it asks nobody who has come since."""
+    grid = dropping("train.masked", {3}, round_number="1")(nodes(tmp_path / "nodes", 4))
+    first = grid.tamper
+
+    def tamper(node: int, reply: Message) -> Message | None:
+        lost = grid.nodes[node]["client"] == 2 and grid.sent[-1].metadata.message_type == "query.unmask"
+        return None if lost else first(node, reply)
+
+    grid.tamper = tamper
+    run = {**AGAIN, "out": str(tmp_path / "run")}
+    with pytest.raises(UserError, match=r"2 clients are left .*, 3 are needed"):
+        play(grid, **run)
+    grid.tamper = None
+    result = play(grid, **run, resume=True)
+    said = "client 3, round 1: the round was summed without it before, and is played again as it was"
+    assert [r["failures"] for r in result.history] == [[said], []]
+    plain = dropping("train", {3}, round_number="1")(nodes(tmp_path / "plain", 4))
+    close(result.weights, play(plain, **{**AGAIN, "secure": "off"}).weights)
 
 
 @pytest.mark.parametrize(("seed", "failures"), [(3, 1), (9, 0)])

@@ -19,7 +19,7 @@ from fedrecall import files, payloads, provenance, trees
 from fedrecall.backends.backend import Job
 from fedrecall.config import Config
 from fedrecall.data.store import channels, fixed_statistics, pixels
-from fedrecall.errors import Malformed, UserError
+from fedrecall.errors import Malformed, Refused, UserError
 from fedrecall.flower import code as codes
 from fedrecall.flower import sums, wire
 from fedrecall.flower.hosting import Hosting
@@ -62,7 +62,7 @@ class Receipt(NamedTuple):
     """The round of the last visit whose upload arrived; the node has the memory under this number."""
 
 
-class LeftOut(Malformed):
+class LeftOut(Refused):
     """Why a node is not used, which client it says it is, and when it said so."""
 
     def __init__(self, reason: str, client: int):
@@ -477,17 +477,18 @@ class Nodes:
         """With secure aggregation: every client that took part is said to have sent the mean."""
         number = jobs[0].round
         before = None if self.folder is None else sums.noted(self.folder, number)
-        secure = Round(partial(self._ask, round_number=number), self.run, number, self.up)
+        settle = partial(self._settle, number)
+        secure = Round(partial(self._ask, round_number=number), self.run, number, self.up, settle)
         if before is not None:  # the round is played again, and no node helps to sum it over others
             tasks = {client: task for client, task in tasks.items() if client in before}
         mean, reason = None, "the round was summed without it before, and is played again as it was"
         try:
             mean = secure.play(tasks, downs, self._weight)
-            if self.folder is not None:
-                with files.writing(self.folder):
-                    sums.settle(self.folder, number, sorted(mean.seconds))
         except Malformed as error:
             reason = str(error)
+            if before is None and secure.refused and self.folder is not None:
+                with files.writing(self.folder):  # nodes may know better than a folder that lost its notes
+                    sums.forget(self.folder, number)
             for client, why in sorted(secure.failures.items()):  # the run may end before they are recorded
                 log.warning("client %d, round %d: %s", client, number, why)
         for job in jobs:
@@ -495,6 +496,12 @@ class Nodes:
                 yield _failed(job, secure.failures.get(job.client, reason))
             else:
                 yield _done(job, self._weight(job.client), mean.up, mean.loss, mean.seconds[job.client])
+
+    def _settle(self, number: int, clients: list[int]) -> None:
+        """Note over whom a round is summed before a node does: else the two would not mean the same."""
+        if self.folder is not None:
+            with files.writing(self.folder):
+                sums.settle(self.folder, number, clients)
 
     def _weight(self, client: int) -> int:
         return 1 if self.hosting.secure == "equal" else self._examples[client]
@@ -598,7 +605,8 @@ class Nodes:
             try:
                 found[client] = read(client, _content(reply))
             except ValueError as error:
-                found[client] = Malformed(wire.tidy(str(error)))  # it may quote what the node sent
+                what = Refused if isinstance(error, Refused) else Malformed
+                found[client] = what(wire.tidy(str(error)))  # it may quote what the node sent
                 self._doubted.add(here[client])
         return found
 

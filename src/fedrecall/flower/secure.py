@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from fedrecall import payloads, trees
-from fedrecall.errors import Malformed
+from fedrecall.errors import Malformed, Refused
 from fedrecall.flower import masks, wire
 from fedrecall.flower.masks import Vector
 from fedrecall.flower.wire import (
@@ -65,10 +65,15 @@ class Round:
     upload counts, whether or not it helps to take the masks off. `Malformed`: too few are left.
     """
 
-    def __init__(self, ask: Ask, run: str, number: int, up: Any):
-        """``up``: an upload, for its structure."""
-        self.ask, self.run, self.number, self.up = ask, run, number, up
+    def __init__(
+        self, ask: Ask, run: str, number: int, up: Any, settle: Callable[[list[int]], None] = lambda c: None
+    ):
+        """``up``: an upload, for its structure. ``settle``: is told over whom it is summed before any of them
+        helps to take the masks off, and may raise `Malformed`."""
+        self.ask, self.run, self.number, self.up, self.settle = ask, run, number, up, settle
         self.failures: dict[int, str] = {}
+        self.refused = False
+        """Whether everyone has refused to take the masks off, so that nobody knows of the sum."""
         self.least = masks.FEWEST
         self.keys: dict[int, Keys] = {}
         self.session = b""
@@ -155,10 +160,13 @@ class Round:
 
     def _revealed(self) -> dict[int, Revealed]:
         present = sorted(self.arrived)
+        self.settle(present)
         asked = {c: wire.pack(Unmasking(self.run, self.number, c, present)) for c in present}
         found: dict[int, Revealed] = {}
         others: list[str] = []
-        for client, answer in self.ask(asked, "query.unmask", self._shares).items():
+        answers = self.ask(asked, "query.unmask", self._shares)
+        self.refused = all(isinstance(answer, Refused) for answer in answers.values())
+        for client, answer in answers.items():
             if isinstance(answer, ValueError):
                 log.warning("client %d, taking off the masks of round %d: %s", client, self.number, answer)
                 others.append(f", client {client}: {answer}")

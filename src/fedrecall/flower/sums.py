@@ -33,6 +33,13 @@ def settle(folder: Path, round_number: int, clients: Sequence[int]) -> None:
     files.write_json(folder / NOTES, held)
 
 
+def forget(folder: Path, round_number: int) -> None:
+    """Take the note of a round back over which nobody helped to sum it."""
+    held = _read(folder)
+    held.pop(str(round_number), None)
+    files.write_json(folder / NOTES, held)
+
+
 def _read(folder: Path) -> dict[str, list[int]]:
     path = folder / NOTES
     held: dict[str, list[int]] = files.read_json(path) if path.exists() else {}
