@@ -21,7 +21,7 @@ from tests.flower.circles import RUN, Circle, Server
 from tests.flower.grids import Grid
 from tests.flower.test_nodes import alone, changed, nodes, play, value
 
-from fedrecall import trees
+from fedrecall import files, trees
 from fedrecall.errors import Malformed, UserError
 from fedrecall.flower import hosting, masks, member, sums, wire
 from fedrecall.flower.masks import BITS, LIMIT
@@ -300,8 +300,40 @@ def test_what_was_noted_is_of_one_run_alone(seed, failures, tmp_path):
 
 def test_nodes_note_over_whom_a_round_was_summed(tmp_path):
     play(Grid(nodes(tmp_path, 4)), **{**AGAIN, "checkpoint_every": 1})
-    noted = [json.loads(path.read_text()) for path in tmp_path.glob(f"*/client-*/{sums.NOTES}")]
-    assert noted == [{"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}] * 4
+    noted = [path.read_text() for path in tmp_path.glob(f"*/client-*/{sums.NOTES}")]
+    lines = [json.dumps({"round": number, "clients": [0, 1, 2, 3]}) + "\n" for number in (1, 2)]
+    assert noted == ["".join(lines)] * 4
+
+
+def test_a_note_of_a_sum_is_a_line_that_is_added(tmp_path, monkeypatch):
+    """However many rounds there are before it; earlier versions wrote all of them anew."""
+    files.write_json(tmp_path / "sums.json", {"1": [0, 1, 2], "2": [0, 2, 3]})
+    monkeypatch.setattr(files, "write", None)
+    for number, clients in ((2, [0, 2, 3]), (3, [1, 2, 3]), (30, [4, 5, 6])):
+        for _ in range(2):
+            sums.settle(tmp_path, number, clients)
+    path = tmp_path / sums.NOTES
+    assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [3, 30]
+    path.write_bytes(path.read_bytes()[:-4])  # the process was killed while it wrote
+    assert sums.noted(tmp_path, 30) is None
+    sums.settle(tmp_path, 31, [7, 8, 9])
+    assert [sums.noted(tmp_path, number) for number in (1, 2, 3, 30, 31)] == [
+        [0, 1, 2], [0, 2, 3], [1, 2, 3], None, [7, 8, 9]
+    ]  # fmt: skip
+    for number in (1, 3, 31):
+        with pytest.raises(Malformed, match=f"round {number} was summed over the clients"):
+            sums.settle(tmp_path, number, [0, 1, 9])
+    monkeypatch.undo()
+    held = path.read_bytes()
+    for damaged in (b"{}\n", b"[\n", b"3\n"):
+        path.write_bytes(held + damaged)
+        with pytest.raises(UserError, match=r"sums\.jsonl is damaged: bring the file back"):
+            sums.noted(tmp_path, 4)
+    path.write_bytes(held)
+    sums.forget(tmp_path, 3)
+    assert [sums.noted(tmp_path, number) for number in (3, 31)] == [None, [7, 8, 9]]
+    sums.clear(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_everyone_is_told_how_many_are_needed(tmp_path):

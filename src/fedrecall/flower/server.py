@@ -208,7 +208,7 @@ class Run(Experiment):
         if held and (self.history or held.get("what") == what):
             name, start = str(held["run"]), max(start, int(held.get("start", 0)) + 1)
         else:
-            (self.folder.path / sums.NOTES).unlink(missing_ok=True)  # they are of another run
+            sums.clear(self.folder.path)
         with files.writing(self.folder.path):
             begun = {"run": name, "start": start, "what": what}
             files.write_json(path, {**begun, **marks(facts, self.nodes), **facts.data._asdict()})

@@ -4,43 +4,81 @@ Visits of a round that is played again are the same visits. If it were summed ov
 difference of the two sums would be the uploads of those in one of them alone, perhaps of a single client.
 """
 
+import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedrecall import files
-from fedrecall.errors import Malformed
+from fedrecall.errors import Malformed, UserError
 from fedrecall.specs import shown
 
-NOTES = "sums.json"
-"""The file, in a folder of the run's."""
+NOTES = "sums.jsonl"
+"""The file, in a folder of the run's: a line of JSON for each round."""
+EARLIER = "sums.json"
+"""The file of earlier versions, which goes on to count."""
 
 
 def noted(folder: Path, round_number: int) -> list[int] | None:
     """The clients over whom this round was summed before, if it was."""
-    return _read(folder).get(str(round_number))
+    for number, clients in _notes(folder / NOTES):
+        if number == round_number:
+            return clients
+    earlier = folder / EARLIER
+    held: dict[str, list[int]] = files.read_json(earlier) if earlier.exists() else {}
+    return held.get(str(round_number))
 
 
 def settle(folder: Path, round_number: int, clients: Sequence[int]) -> None:
     """Note that the round is summed over these clients, or raise Malformed if it was over others."""
-    held = _read(folder)
-    before = held.setdefault(str(round_number), list(clients))
-    if before != list(clients):
+    before = noted(folder, round_number)
+    if before is None:
+        _append(folder / NOTES, _line(round_number, clients))
+    elif before != list(clients):
         raise Malformed(
             f"round {round_number} was summed over the clients {shown(before)} before, and the difference to "
             "a sum over others would be uploads that no mask hides: let these clients take part, or "
             "begin the run anew with another seed and another out"
         )
-    files.write_json(folder / NOTES, held)
 
 
 def forget(folder: Path, round_number: int) -> None:
     """Take the note of a round back over which nobody helped to sum it."""
-    held = _read(folder)
-    held.pop(str(round_number), None)
-    files.write_json(folder / NOTES, held)
+    kept = [note for note in _notes(folder / NOTES) if note[0] != round_number]
+    files.write(folder / NOTES, b"".join(_line(*note) for note in kept))
 
 
-def _read(folder: Path) -> dict[str, list[int]]:
-    path = folder / NOTES
-    held: dict[str, list[int]] = files.read_json(path) if path.exists() else {}
-    return held
+def clear(folder: Path) -> None:
+    """Forget every round: they are another run's."""
+    for name in (NOTES, EARLIER):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _line(round_number: int, clients: Sequence[int]) -> bytes:
+    return json.dumps({"round": round_number, "clients": list(clients)}).encode() + b"\n"
+
+
+def _whole(path: Path) -> bytes:
+    """All lines but one that was cut short: its writer has not gone on to act on it."""
+    content = path.read_bytes() if path.exists() else b""
+    return content[: content.rfind(b"\n") + 1]
+
+
+def _notes(path: Path) -> list[tuple[int, list[int]]]:
+    try:
+        notes = [json.loads(line) for line in _whole(path).splitlines()]
+        return [(note["round"], note["clients"]) for note in notes]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: bring the file back, or begin the run anew.") from error
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Add a line; it is on disk when this returns."""
+    whole = len(_whole(path))
+    with open(path, "ab") as file:
+        file.truncate(whole)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+    if not whole:
+        files.sync_folder(path.parent)
