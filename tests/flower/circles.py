@@ -46,7 +46,7 @@ class Circle:
 
     def mask(self, client: int, asked: MaskedTask, value: float = 1.0, loss: float = 2.0) -> wire.Masked:
         up = {"w": torch.full((2, 3), value)}
-        task = Task("", "", RUN, self.round, client, 0, 0, "", "", 1)
+        task = Task("", "", RUN, self.round, client, 0, 0, "", "", 1, 0)
         return member.mask(self.states[client], task, asked, lambda: Visit(client, 5, up, None, loss, 0.5))[0]
 
     def unmasking(self, client: int, present: list[int]) -> Unmasking:
@@ -71,7 +71,7 @@ class Server:
         self.round = Round(self.ask, RUN, 3, {"w": next(iter(uploads.values()))})
 
     def play(self, weights: dict[int, int]) -> Mean:
-        tasks = {c: Task("", "", RUN, 3, c, 0, 0, "", "", 1) for c in self.visits}
+        tasks = {c: Task("", "", RUN, 3, c, 0, 0, "", "", 1, 0) for c in self.visits}
         downs = {c: wire.pack_arrays({}) for c in self.visits}
         return self.round.play(tasks, downs, weights.__getitem__)
 

@@ -1888,7 +1888,7 @@ def test_statistics_are_those_of_all_examples_together():
     said = [
         wire.Announcement(
             k, len(p), 0, [2, 5, 10], ["a"],
-            p.mean((0, 2)).tolist(), p.std((0, 2), correction=0).tolist(), [], False, "",
+            p.mean((0, 2)).tolist(), p.std((0, 2), correction=0).tolist(), [], False, "", False,
         )
         for k, p in enumerate(parts)
     ]  # fmt: skip
@@ -1907,7 +1907,7 @@ def test_a_channel_that_never_varies_at_one_node_does_so_in_the_statistics_of_al
     for parts in ([torch.full((5, 1, 6, 6), 7, dtype=torch.uint8), *drawn], [drawn[0] * 0, drawn[1] * 0]):
         said = [
             wire.Announcement(
-                k, len(x), 0, [1, 6, 6], ["a"], *(t.tolist() for t in statistics(x)), [], False, ""
+                k, len(x), 0, [1, 6, 6], ["a"], *(t.tolist() for t in statistics(x)), [], False, "", False
             )
             for k, x in enumerate(parts)
         ]
@@ -2250,8 +2250,7 @@ def test_where_code_lies_and_how_it_is_commented_is_no_difference(own_code, tmp_
     at = servers.modules.index("plug_at_both")  # the helper is a package's, at the server alone
     codes.check(servers._replace(modules=["plug_at_both"], digests=[servers.digests[at]]), config)
     for codes_say in (codes.check, codes.warn):  # sources are written down as Python's version does
-        codes_say(servers._replace(fedrecall="0.0.9", python="3.99"), config)
-    assert "the server has fedrecall 0.0.9, this node has" in caplog.text
+        codes_say(servers._replace(python="3.99"), config)
     assert "the server has Python 3.99, this node has" in caplog.text
 
 
@@ -2275,17 +2274,39 @@ def test_a_node_of_an_earlier_version_is_refused_with_its_own_words(tmp_path):
         play(Grid(nodes(tmp_path), tamper), min_clients=3)
 
 
-def test_a_node_with_another_version_of_fedrecall_is_named(tmp_path, caplog):
-    def tamper(node: int, reply: Message) -> Message:
-        old = node == 1007 and reply.metadata.message_type == "query"
-        return value(version="0.0.9\x1b")(reply) if old else reply
+class Versions(Grid):
+    """Node 1007 has another version than the server, of which questions or answers have a value more."""
 
-    play(Grid(nodes(tmp_path), tamper), rounds=1)
-    said = [r.getMessage() for r in caplog.records if "has fedrecall" in r.getMessage()]
-    assert said == [
-        f"client 1 has fedrecall 0.0.9\ufffd, the server has {provenance.version()}: "
-        "install the same at both."
-    ]
+    def __init__(self, held: dict[int, dict[str, object]], later: str, monkeypatch):
+        super().__init__(held)
+        self.later, self.monkeypatch = later, monkeypatch
+
+    def answer(self, node: int, message: Message) -> Message:
+        if node == 1007 and self.later == "the server's":
+            with self.monkeypatch.context() as there:
+                there.setattr(provenance, "version", lambda: "0.0.9\x1b")
+                return super().answer(node, value(more=1)(message))
+        reply = super().answer(node, message)
+        return value(version="0.0.9\x1b", more=1)(reply) if node == 1007 else reply
+
+
+@pytest.mark.parametrize("later", ["the server's", "the node's"])
+def test_a_node_with_another_version_of_fedrecall_is_refused_in_one_sentence(later, tmp_path, monkeypatch):
+    run = {"rounds": 1, "min_clients": 2}
+    (failure,) = play(Versions(nodes(tmp_path), later, monkeypatch), **run).history[0]["failures"]
+    assert failure == (
+        f"client 1, round 1: its node is left out: it has fedrecall 0.0.9\ufffd, the server has "
+        f"{provenance.version()}: install the same at both, and start them again."
+    )
+
+
+def test_a_run_goes_on_where_server_and_nodes_have_a_later_version(tmp_path, monkeypatch):
+    run = {"algorithm": "scaffold", "out": str(tmp_path / "run")}
+    play(Grid(nodes(tmp_path / "nodes")), **run, rounds=1)
+    monkeypatch.setattr(provenance, "version", lambda: "9.9.9")
+    result = play(Grid(nodes(tmp_path / "nodes")), **run, resume=True)
+    assert [r["failures"] for r in result.history] == [[]] * 3
+    same(result.weights, alone(algorithm="scaffold").server.weights)
 
 
 class Clock:

@@ -55,15 +55,6 @@ def test_what_is_not_is_refused(other, said):
         wire.values(GOOD | other, Said, "it")
 
 
-def test_what_earlier_versions_did_not_send_has_its_default_and_is_looked_at_where_it_is_sent():
-    task = {"config": "", "data": "", "run": "", "round": 1, "client": 0, "remembered": 0, "keep": 0}
-    task |= {"code": "", "announced": "", "start": 1}
-    assert wire.values(task, wire.Task, "it").saved == -1
-    assert wire.values(task | {"saved": 2}, wire.Task, "it").saved == 2
-    with pytest.raises(Malformed, match="'saved' is '2', which is not a whole number"):
-        wire.values(task | {"saved": "2"}, wire.Task, "it")
-
-
 def test_what_is_missing_is_named():
     for name in GOOD:
         with pytest.raises(Malformed, match=f"it lacks '{name}'"):

@@ -126,6 +126,7 @@ def unmask(message: Message, context: Context) -> Message:
 
 def announce(node: Node, content: RecordDict) -> RecordDict:
     """Number, sizes, shape and class names of the node's data, and channel statistics if they are used."""
+    codes.check_server(content)
     question, arrays = wire.unpack(content, Question, "the server's question")
     _no_arrays(arrays)
     config = _config(node, question.config)

@@ -6,9 +6,12 @@ import logging
 import platform
 from contextlib import suppress
 
+from flwr.app import RecordDict
+
 from fedrecall import provenance, specs
 from fedrecall.config import Config
-from fedrecall.errors import UserError
+from fedrecall.errors import Malformed, UserError
+from fedrecall.flower import wire
 from fedrecall.flower.hosting import OWN_CODE
 from fedrecall.flower.wire import Code
 from fedrecall.models.networks import MODELS
@@ -41,14 +44,31 @@ def check(servers: Code, config: Config) -> None:
             raise UserError(f"its {module} is other code than the server's: install the same at both.")
 
 
+def check_server(question: RecordDict) -> None:
+    """Raise UserError if the server has another version, of which nothing else need be as it is here."""
+    servers = None
+    with suppress(Malformed):  # which is said when it is read
+        servers = wire.from_json(wire.said(question, "code", ""), "").get("fedrecall")
+    if isinstance(servers, str):
+        _check_same(provenance.version(), servers)
+
+
+def check_node(answer: RecordDict) -> None:
+    """Raise UserError if a node has another version than this server."""
+    if nodes := wire.said(answer, "version", ""):
+        _check_same(nodes, provenance.version())
+
+
+def _check_same(nodes: str, servers: str) -> None:
+    if nodes != servers:
+        raise UserError(
+            f"it has fedrecall {wire.tidy(nodes)}, the server has {wire.tidy(servers)}: install the same at "
+            "both, and start them again."
+        )
+
+
 def warn(servers: Code, config: Config) -> None:
     """Say in the node's log in what it differs from the server without being refused for it."""
-    if servers.fedrecall != provenance.version():
-        log.warning(
-            "the server has fedrecall %s, this node has %s: install the same at both.",
-            servers.fedrecall,
-            provenance.version(),
-        )
     if servers.python != _python() and own(config).modules:
         log.warning(
             "the server has Python %s, this node has %s: whether the run's own code is the same at both "

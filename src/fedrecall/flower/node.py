@@ -236,11 +236,11 @@ class Kept(AtNode):
             if number > remembered and not self.once:
                 self._forget(number)
 
-    def put(self, visit: tuple[int, int], memory: Any, keep: int, remembered: int, saved: int = -1) -> None:
+    def put(self, visit: tuple[int, int], memory: Any, keep: int, remembered: int, saved: int) -> None:
         """Remember this after the visit, which began at ``remembered``; forget what nobody goes back to.
 
         The server may go back to its checkpoints, of the rounds ``keep`` and ``saved``, and to what the visit
-        began at, if its upload is lost. Where ``saved`` is not said, -1, it may be any round after ``keep``.
+        began at, if its upload is lost.
 
         A visit that was overtaken by a later one leaves nothing: the server did not wait for it.
         """
@@ -257,11 +257,9 @@ class Kept(AtNode):
             files.write(path, content)
             self._forget(round_number, but=path)
         arrived = [number for number in self._rounds() if number <= remembered]
-        oldest = _last(arrived, keep)
-        wanted = {oldest, _last(arrived, saved), _last(arrived, remembered)}
+        wanted = {_last(arrived, until) for until in (keep, saved, remembered)}
         for number in self._rounds():
-            unsaid = saved < 0 and oldest <= number <= remembered
-            if number < round_number and number not in wanted and not unsaid:
+            if number < round_number and number not in wanted:
                 self._forget(number)
 
     def answer_once(self, mark: str) -> None:

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedrecall import config as configs
-from fedrecall import files, payloads, provenance, trees
+from fedrecall import files, payloads, trees
 from fedrecall.backends.backend import Job
 from fedrecall.config import Config
 from fedrecall.data.store import channels, fixed_statistics, pixels
@@ -217,11 +217,6 @@ class Nodes:
                 continue
             self._left_out.pop(node, None)
             first = here.setdefault(said.client, node)
-            if said.version != provenance.version():
-                log.warning(
-                    "client %d has fedrecall %s, the server has %s: install the same at both.",
-                    *(said.client, wire.tidy(said.version), provenance.version()),
-                )
             self._known[node] = said
             if node not in (first, self._first.get(said.client)) and self.facts is not None:
                 log.warning(
@@ -274,13 +269,15 @@ class Nodes:
         return lambda client: reasons.get(client, nowhere)
 
     def _announcement(self, reply: Message | Malformed) -> Announcement:
-        said, arrays = wire.unpack(_content(reply), Announcement, "what it says of itself")
+        content = _content(reply)
         try:
+            codes.check_node(content)
+            said, arrays = wire.unpack(content, Announcement, "what it says of itself")
             if arrays:
                 raise Malformed("what it says of itself has undeclared arrays")
             self._check(said)
-        except Malformed as error:
-            raise LeftOut(str(error), said.client) from error
+        except (UserError, Malformed) as error:
+            raise LeftOut(str(error), wire.said(content, "client", wire.UNKNOWN)) from error
         return said
 
     def _check(self, said: Announcement) -> None:

@@ -76,8 +76,8 @@ class Announcement(NamedTuple):
     """Whether a table's columns have been moved and scaled when they were read."""
     version: str
     """Of fedrecall."""
-    floats: bool = False
-    """Whether examples are any numbers, not pixels; earlier versions do not say it, of tables either."""
+    floats: bool
+    """Whether examples are any numbers, not pixels."""
 
     @property
     def pixels(self) -> bool:
@@ -113,8 +113,8 @@ class Task(NamedTuple):
     """A digest of the `Announcement` that the server goes by."""
     start: int
     """Which start of the run it is, by its time: what was asked last is of the last start, and round."""
-    saved: int = -1
-    """The round of the newer one. Earlier versions do not say it: it may be any since the older."""
+    saved: int
+    """The round of the newer one."""
 
 
 class Report(NamedTuple):
@@ -138,8 +138,9 @@ class Tested(NamedTuple):
     """0 where it is not finite."""
     finite: bool
     """Whether it is."""
-    own: list[int] = []  # noqa: RUF012 (nobody appends to it)
-    """As ``confusion``, of the client's own model, which has the layers that it keeps to itself, if any."""
+    own: list[int]
+    """As ``confusion``, of the client's own model; none where clients keep no layers to themselves, or where
+    this one's are lost."""
 
 
 class Call(NamedTuple):
@@ -240,6 +241,7 @@ class Refusal(NamedTuple):
     client: int = UNKNOWN
 
 
+Value = TypeVar("Value", int, str)
 Values = TypeVar("Values", bound=tuple[Any, ...])
 
 
@@ -283,8 +285,14 @@ def refused(content: RecordDict) -> Refusal | None:
         return None
     if not {"reason"} <= set(record) <= set(Refusal._fields):  # earlier versions say the reason alone
         return None
-    client = record.get("client")
-    return Refusal(tidy(str(record["reason"])), client if type(client) is int else UNKNOWN)
+    return Refusal(tidy(str(record["reason"])), said(content, "client", UNKNOWN))
+
+
+def said(content: RecordDict, name: str, otherwise: Value) -> Value:
+    """A value in a message of perhaps another version; ``otherwise``, if it has none of that type."""
+    record = content.get("values")
+    found: Any = record.get(name) if isinstance(record, ConfigRecord) else None
+    return found if type(found) is type(otherwise) else otherwise
 
 
 def tidy(reason: str) -> str:
@@ -302,18 +310,14 @@ def check_seconds(said: float) -> None:
 
 
 def values(record: Mapping[str, Any], kind: type[Values], what: str) -> Values:
-    """The named tuple in a mapping from outside, each name there and each type right, or `Malformed`.
-
-    What has a default may be missing: earlier versions do not send it.
-    """
+    """The named tuple in a mapping from outside, each name there and each type right, or `Malformed`."""
     hints = typing.get_type_hints(kind)
-    optional: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]
-    if missing := sorted(hints.keys() - record.keys() - optional.keys()):
+    if missing := sorted(hints.keys() - record.keys()):
         raise Malformed(f"{what} lacks {missing[0]!r}")
     if extra := sorted(record.keys() - hints.keys()):
         raise Malformed(f"{what} has an undeclared {extra[0]!r}")
     for name, hint in hints.items():
-        if name in record and not _is(record[name], hint):
+        if not _is(record[name], hint):
             raise Malformed(f"{what}: {name!r} is {tidy(repr(record[name]))}, which is not {_said(hint)}")
     return kind(**record)  # a NamedTuple's fields are its arguments
 
