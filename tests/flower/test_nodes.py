@@ -294,6 +294,25 @@ def test_clients_own_models_are_evaluated_at_their_nodes(tmp_path, caplog):
     assert "nobody evaluates these, as nodes would if the server had no dataset" in caplog.text
 
 
+def test_a_client_that_lost_its_own_layers_evaluates_what_travels(tmp_path, caplog):
+    def tamper(node: int, reply: Message) -> Message:
+        if node == 1007 and grid.sent[-1].metadata.message_type == "train":
+            for path in tmp_path.glob("*/client-000001/round-*"):
+                path.unlink()
+        return reply
+
+    grid, run = Grid(nodes(tmp_path), tamper), {"algorithm": FEDPER, "rounds": 1}
+    (record,) = play(grid, **run, dataset="", auxiliary_per_class=0, out=str(tmp_path / "run")).history
+    assert record["accuracy"] == alone(**run, auxiliary_per_class=0).history[0]["accuracy"]
+    said = "client 1, evaluation of round 1: it does not evaluate its own model, its own log says why"
+    assert record["untested"] == [said]
+    assert (
+        "client 1 does not evaluate its own model: what it remembered after round 1 is not in" in caplog.text
+    )
+    first, lost, last = record["sites"]["own_accuracy"]
+    assert (lost, record["own_accuracy"]) == (None, (first + last) / 2)  # of as many examples
+
+
 def test_of_clients_own_models_too_no_single_matrix_is_kept_where_uploads_are_hidden(tmp_path):
     run = {"dataset": "", "auxiliary_per_class": "", "rounds": 1, "secure": "equal", "model": "mlp:4"}
     (record,) = play(Grid(nodes(tmp_path)), **run, algorithm="examples.fedper:FedPer:keep=fc").history
@@ -410,6 +429,10 @@ TESTED = {
     "fewer counts": (lambda r: {"confusion": [0] * 9}, "counts 0 examples, and it said it has 10"),
     "one more": (lambda r: {"confusion": [r["confusion"][0] + 1, *r["confusion"][1:]]}, "counts 11 examples"),
     "a negative loss": (lambda r: {"loss": -1.0}, "has a loss of -1"),
+    "a model of its own": (
+        lambda r: {"own": r["confusion"]},
+        "counts what its own model predicts, and clients",
+    ),
 }
 
 
@@ -432,6 +455,7 @@ def test_an_evaluation_that_does_not_fit_is_left_out(case, tmp_path, caplog):
     right = sum(sum(v["confusion"][::4]) for v in good)
     assert record["accuracy"] == right / sum(sum(v["confusion"]) for v in good)
     assert record["loss"] == pytest.approx(sum(v["loss"] for v in good) / 2)
+    assert "own_accuracy" not in record
 
 
 def test_a_loss_as_large_as_a_number_can_be_is_averaged(tmp_path):

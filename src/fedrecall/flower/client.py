@@ -240,16 +240,21 @@ def make_test(node: Node, content: RecordDict) -> RecordDict:
         return found.confusion.ravel().tolist(), found.loss
 
     shared, loss = counts(weights)
-    own = counts(_own(node, task, algorithm, weights))[0] if keeps_own(algorithm) else []
+    mine = _own(node, task, algorithm, weights) if keeps_own(algorithm) else None
+    own = [] if mine is None else counts(mine)[0]
     finite = math.isfinite(loss)
     return wire.pack(Tested(task.round, task.client, shared, loss if finite else 0.0, finite, own))
 
 
-def _own(node: Node, task: Task, algorithm: FedAvg, weights: Weights) -> Weights:
-    """The model with what the client keeps to itself, as the server means it."""
+def _own(node: Node, task: Task, algorithm: FedAvg, weights: Weights) -> Weights | None:
+    """The model with what the client keeps to itself, as the server means it; None if that is lost."""
     with torch.random.fork_rng(devices=[]):  # a first memory may be drawn
         first = algorithm.remember(weights)
-    memory = Kept(node, task.run, once=algorithm.remembers_once).get(task.remembered, first)
+    try:
+        memory = Kept(node, task.run, once=algorithm.remembers_once).get(task.remembered, first)
+    except UserError as error:
+        log.error("client %d does not evaluate its own model: %s", node.client, error)
+        return None
     return algorithm.personal(weights, memory)
 
 

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from fedrecall import config as configs
 from fedrecall import files, payloads, trees
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.backends.backend import Job
 from fedrecall.config import Config
 from fedrecall.data.store import channels, fixed_statistics, pixels
@@ -110,6 +112,7 @@ class Nodes:
         """The template of uploads, once there is a model."""
         self._json = wire.as_json(_for_nodes(config))
         self._code = wire.as_json(codes.own(config))
+        self._own_models = keeps_own(ALGORITHMS.make(config.algorithm))
         self._examples: dict[int, int] = {}
         """Of each client, as the node that is the client's has said."""
         self._testers: set[int] = set()
@@ -529,6 +532,12 @@ class Nodes:
             by_client[client] = counts
             if tested.own:
                 own[client] = np.array(tested.own, np.int64).reshape(count, count)
+            elif self._own_models:
+                missing.append(
+                    f"client {client}, evaluation of round {round_number}: it does not evaluate its own "
+                    "model, its own log says why"
+                )
+                log.warning("%s", missing[-1])
             losses.append((tested.loss if tested.finite else math.nan, counts.sum()))
         nothing = np.zeros((count, count), np.int64)
         confusion = sum(by_client.values(), nothing)
@@ -554,6 +563,8 @@ class Nodes:
             raise Malformed("its reply has undeclared arrays")
         if (tested.client, tested.round) != (client, round_number):
             raise Malformed(f"its reply is of client {tested.client}, round {tested.round}")
+        if tested.own and not self._own_models:
+            raise Malformed("its reply counts what its own model predicts, and clients have none")
         for counts in (tested.confusion, *([tested.own] if tested.own else [])):
             if len(counts) != classes**2 or min(counts) < 0:
                 raise Malformed(f"its reply does not hold {classes} x {classes} counts")
