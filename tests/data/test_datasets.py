@@ -20,7 +20,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from fedrecall.data import datasets, folders, hub, store
-from fedrecall.data.datasets import DATASETS, Dataset, available, export, load, load_export
+from fedrecall.data.datasets import DATASETS, Dataset, Split, available, export, load, load_export
+from fedrecall.data.federation import sound
 from fedrecall.data.images import decode
 from fedrecall.data.store import fixed_statistics, statistics
 from fedrecall.errors import UserError
@@ -411,6 +412,22 @@ def test_fixed_statistics_map_pixels_to_one_around_nought_and_leave_tables_alone
         assert [t.tolist() for t in fixed_statistics(shape, mapped)] == [[0.0] * shape[0], [1.0] * shape[0]]
     for shape in (12, 30), (2, 3, 4, 5), (1, 8, 8):  # signals, volumes, images of any numbers
         assert [t.tolist() for t in fixed_statistics(shape, floats=True)] == [[0.0], [1.0]]
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float64, torch.float16])
+def test_whatever_may_be_trained_on_is_exported(kind, tmp_path):
+    """One mean of all channels, examples in another precision, labels of another type."""
+    whole = torch.arange(10 * 3 * 4 * 4).reshape(10, 3, 4, 4) % 250
+    splits = [Split(x.to(kind), torch.arange(len(x), dtype=torch.int32) % 2) for x in (whole[:8], whole[8:])]
+    given = sound(Dataset("own", ("a", "b"), *splits, torch.tensor([0.4]), torch.tensor([0.2])))
+    export(given, tmp_path)
+    again = load_export(tmp_path)
+    for mine, other in ((again.train, given.train), (again.test, given.test)):
+        assert torch.equal(mine.x.double(), other.x.double())
+        assert torch.equal(mine.y, other.y)
+    channels = 3 if kind == torch.uint8 else 1
+    assert torch.equal(again.mean, torch.full((channels,), 0.4))
+    assert torch.equal(again.std, torch.full((channels,), 0.2))
 
 
 def test_an_export_under_the_root_is_found_by_name(tmp_path):

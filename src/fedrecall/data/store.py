@@ -155,8 +155,11 @@ _ORIGINS = ("train.origin", "test.origin")
 
 
 def _arrays(dataset: Dataset) -> dict[str, Tensor]:
-    d = dataset
-    held = (d.train.x, d.train.y, d.test.x, d.test.y, d.mean, d.std)
+    """As they are kept: numbers as float32, labels as int64, of one mean for all channels one for each."""
+    d, size = dataset, channels(dataset.shape, dataset.floats)[0]
+    splits = ((s.x.float() if s.x.is_floating_point() else s.x, s.y.long()) for s in (d.train, d.test))
+    statistics = (v.expand(size) if len(v) == 1 else v for v in (d.mean, d.std))
+    held = (*(t for split in splits for t in split), *statistics)
     found = dict(zip(_ARRAYS, held, strict=True))
     for name, split in zip(_ORIGINS, (d.train, d.test), strict=True):
         if split.origin is not None:
@@ -342,7 +345,7 @@ def export(dataset: Dataset, folder: Path, part_bytes: int = 60 * 2**20) -> list
         rows = int(part_bytes * 0.99 - 1024) // row  # what does not compress grows by less than a hundredth
         if rows < 1:
             raise UserError(f"parts of {part_bytes} bytes cannot hold one example of {row} bytes.")
-        for start in range(0, len(array), rows):
+        for start in range(0, max(len(array), 1), rows):  # of an empty split its shape
             path = folder / f"{name}-{start // rows:04d}.npz"
             temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
             try:
@@ -359,8 +362,8 @@ def export(dataset: Dataset, folder: Path, part_bytes: int = 60 * 2**20) -> list
         "format": _FORMAT,
         "name": dataset.name,
         "class_names": dataset.class_names,
-        "mean": dataset.mean.tolist(),
-        "std": dataset.std.tolist(),
+        "mean": arrays["mean"].tolist(),
+        "std": arrays["std"].tolist(),
         "standardised": dataset.columns or False,
         "features": dataset.features,
         "origins": dataset.origins,
