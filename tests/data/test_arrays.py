@@ -68,6 +68,24 @@ def test_signals_volumes_and_images_of_floats_stay_what_they_are(x, want):
     assert (still.mean.tolist(), still.std.tolist()) == (pytest.approx([0.1]), [1])
 
 
+@pytest.mark.parametrize("x", [GREY, COLOUR, TABLE, SIGNALS, VOLUMES])
+@pytest.mark.parametrize("given", [{}, {"origin": Y, "origin_test": []}, {"class_names": ["a", "b", "c"]}])
+def test_an_empty_test_split_is_meant(x, given, tmp_path):
+    d = from_arrays(x, Y.tolist(), x[:0], [], **given)
+    assert torch.equal(d.train.x, from_arrays(x, Y, x[:3], Y[:3]).train.x)
+    assert (d.train.y.tolist(), d.test.x.shape, d.test.y.tolist()) == (Y.tolist(), (0, *d.shape), [])
+    export(d, tmp_path)
+    assert load(f"folder:{tmp_path}").test.x.shape == d.test.x.shape
+
+
+@pytest.mark.parametrize("shape", [(30, 5, 8, 3), (30, 5, 8, 1), (30, 3, 8, 1), (30, 1, 8, 3), (30, 5, 8, 2)])
+def test_of_floats_the_last_axis_is_channels_where_it_alone_may_be(shape):
+    x = RNG.normal(size=shape).astype(np.float32)
+    last = shape[3] in (1, 3) and shape[1] not in (1, 3)
+    made = from_arrays(x, Y, x[:3], Y[:3]).train.x
+    assert torch.equal(made, torch.from_numpy(x).movedim(3, 1) if last else torch.from_numpy(x))
+
+
 @pytest.mark.parametrize("algorithm", ["fedntd", "private:fedavg,noise=0"])
 def test_signals_are_trained_on_moved_and_scaled_and_predicted_as_they_are(algorithm, tmp_path):
     x = SIGNALS + 60 * Y[:, None, None]

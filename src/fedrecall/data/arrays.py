@@ -31,15 +31,17 @@ def from_arrays(
 ) -> Dataset:
     """A data set of images, rows or signals and their labels.
 
-    Images are whole numbers from 0 to 255, [n, H, W], [n, H, W, C] or [n, C, H, W] with 1 or 3 channels;
-    rows are numbers [n, F], moved and scaled by the training split unless ``standardise`` is false. Floating
-    numbers of more dimensions, such as signals [n, C, length], volumes or images of other ranges
-    [n, C, H, W], stay as they are; networks see them moved and scaled by one mean and deviation of the
-    training split, unless ``standardise`` is false. Labels are whole numbers or names; ``class_names`` names
-    the classes 0, 1, ..., or says the order of the names that labels have. Without a test split ``held_out``
-    of every class is tested on. ``origin`` and ``undivided`` say of every training example who or where it is
-    from and what is held out whole, as `folder` has them; ``origin_test`` says of those of ``x_test`` who or
-    where they are from.
+    Images are whole numbers from 0 to 255, [n, H, W], [n, H, W, C] or [n, C, H, W] with 1 or 3 channels; rows
+    are numbers [n, F], moved and scaled by the training split unless ``standardise`` is false. Floating
+    numbers of more dimensions, such as signals [n, C, length], volumes or images of other ranges, keep their
+    values, and their axes but for one case: of [n, H, W, C] whose last axis is 1 or 3 long, and the second is
+    not, the last is taken for an image's channels and becomes the second. Networks see them moved and scaled
+    by one mean and deviation of the training split, unless ``standardise`` is false. Labels are whole numbers
+    or names; ``class_names`` names the classes 0, 1, ..., or says the order of the names that labels have.
+    Without a test split ``held_out`` of every class is tested on; with an empty one nothing is, as where
+    others test. ``origin`` and ``undivided`` say of every training example who or where it is from and what
+    is held out whole, as `folder` has them; ``origin_test`` says of those of ``x_test`` who or where they are
+    from.
     """
     if (x_test is None) != (y_test is None):
         raise UserError("from_arrays: give x_test and y_test, or neither.")
@@ -69,7 +71,9 @@ def from_arrays(
     if names is not None:
         for rows in splits.values():
             rows.y = [_number(label, names, where) for label, where in zip(rows.y, rows.where, strict=True)]
-    return join(name, Source(splits, names), name, held_out, seed, standardise)
+    untested = x_test is not None and not splits["test"].y
+    share = 0.0 if untested else held_out
+    return join(name, Source(splits, names), name, share, seed, standardise, part=untested)
 
 
 def _names(given: Any) -> list[str]:
@@ -117,7 +121,7 @@ def _rows(split: str, x: Any, y: Any, origin: Any, unit: Any) -> Rows:
         labels = labels.astype(np.int64)
     elif labels.dtype == object:  # as pandas has its text
         labels = np.array([identifier(v, w, "label") for v, w in zip(labels, where, strict=True)])
-    if labels.dtype.kind not in "iuU":
+    if labels.dtype.kind not in "iuU" and len(labels):  # an empty list has any
         raise UserError(f"from_arrays: the {split} labels are {labels.dtype}; give whole numbers or names.")
     told = []
     of = "origin_test" if split == "test" else "origin"
