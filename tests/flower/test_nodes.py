@@ -37,7 +37,7 @@ from tests.flower.grids import Grid
 from tests.flower.links import Link
 
 from fedrecall import config as configs
-from fedrecall import files, provenance, trees
+from fedrecall import files, from_arrays, provenance, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.augmentation import Augmentation, plain
 from fedrecall.data.datasets import Dataset, Recipe
@@ -46,6 +46,7 @@ from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment, federate
 from fedrecall.flower import code as codes
 from fedrecall.flower import hosting, server, wire
+from fedrecall.flower.node import own_statistics
 from fedrecall.flower.nodes import Facts, Nodes
 from fedrecall.flower.wire import Report
 from fedrecall.measures.accuracy import accuracy, class_accuracy, evaluate, forgetting
@@ -1939,6 +1940,32 @@ def test_a_channel_that_never_varies_at_one_node_does_so_in_the_statistics_of_al
         expected = statistics(torch.cat(parts))
         assert mean == pytest.approx(expected[0].tolist())
         assert std == pytest.approx(expected[1].tolist())
+
+
+@pytest.mark.parametrize("still", [0.0, 5.0])
+@pytest.mark.parametrize("along", [False, True])
+def test_numbers_that_never_vary_at_one_node_are_as_on_one_machine(still, along):
+    from fedrecall.flower.nodes import _pooled
+
+    stream = np.random.default_rng(0)
+    x = stream.normal(still, 0.1, (16, 2, 3)).astype(np.float32)
+    x[:8] = x[8:, :, 2] = still  # at the first node nothing varies, and at the other not the last place
+
+    def told(standardise: bool) -> tuple[list[float], list[float]]:
+        said = []
+        for k, mine in enumerate((x[:8], x[8:])):
+            d = from_arrays(mine, [0] * 8, mine[:0], [], standardise=standardise)
+            if along and standardise:
+                mean, std = mine.mean((0, 1)), mine.std((0, 1))
+                d = replace(d, mean=torch.from_numpy(mean), std=torch.from_numpy(np.where(std > 0, std, 1)))
+            said.append(wire.Announcement(k, 8, 0, [2, 3], ["a"], *own_statistics(d), [], False, "", True))
+        return _pooled(said)
+
+    axes = (0, 1) if along else None
+    mean, std = told(True)
+    assert mean == pytest.approx(np.ravel(x.mean(axes, dtype=float)), rel=1e-6, abs=1e-9)
+    assert std == pytest.approx([s or 1 for s in np.ravel(x.std(axes, dtype=float))], rel=1e-5)
+    assert told(False) == ([0.0], [1.0])
 
 
 def test_what_nodes_call_their_classes_is_printed_in_one_short_line(tmp_path):

@@ -186,11 +186,14 @@ def _agreed(dataset: Dataset, data: Data, client: int) -> Dataset:
 
 def own_statistics(dataset: Dataset) -> tuple[list[float], list[float]]:
     """Means and deviations of its images' channels, of a table's columns as they were read, or as a data set
-    of its owner's has them."""
+    of its owner's has them; of other numbers than pixels a deviation of 0 where they never vary."""
     if dataset.columns is not None:
         return dataset.columns.mean, dataset.columns.std
     size = channels(dataset.shape, dataset.floats)[0]
     mean, std = (v.expand(size) if len(v) == 1 else v for v in (dataset.mean, dataset.std))
+    if len(dataset.shape) > 1 and dataset.floats and (std == 1).any():
+        numbers = dataset.train.x.reshape(-1, len(std))
+        std = torch.where((std == 1) & (numbers == numbers[:1]).all(0), 0.0, std)
     return mean.tolist(), std.tolist()
 
 

@@ -54,7 +54,7 @@ MOST_DIMENSIONS = 8
 """Of an example."""
 PIXELS, NUMBERS = (1e-12, 1.001), (0.0, 1e30)
 """Smallest deviation, and largest mean and deviation: of a channel of pixels, which are from 0 to 1, and of
-any other numbers. Of a channel that never varies a deviation of 1 is said, of a table's column 0."""
+any other numbers. Of a channel that never varies a deviation of 1 is said, of other numbers 0."""
 
 
 class Receipt(NamedTuple):
@@ -742,6 +742,8 @@ def _pooled(said: Sequence[Announcement]) -> tuple[list[float], list[float]]:
         stds[stds == 1.0] = 0.0
     mean = share @ means
     std = np.sqrt(share @ (stds**2 + (means - mean) ** 2))
+    if len(said[0].shape) > 1 and not image and (means == 0).all() and np.isin(stds, (0, 1)).all():
+        stds[:] = 1.0  # what is left as it is, though at one node it should never vary
     alike = ((means == means[0]) & (stds == stds[0])).all(0)  # then no rounding, nor a deviation made of it
     mean, std = np.where(alike, means[0], mean), np.where(alike, stds[0], std)
     return mean.tolist(), np.where(std > (PIXELS if image else NUMBERS)[0], std, 1.0).tolist()
