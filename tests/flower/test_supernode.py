@@ -2,11 +2,13 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from fedrecall.flower.supernode import Brisk, _forking, _without
+from fedrecall.flower import node
+from fedrecall.flower.supernode import Brisk, _forking, _read_data, _without
 
 
 def test_pauses_are_shortened_and_never_made_longer():
@@ -123,6 +125,25 @@ def test_a_task_of_another_kind_is_not_begun():
     """Flower has more kinds than ClientApps, whose code comes with the run as well."""
     launched = _forking().launch(SimpleNamespace(task_type="flwr-agentapp"))
     assert (launched.status, launched.message) == ("failed", "a flwr-agentapp is not fedrecall's")
+
+
+def test_data_that_have_changed_are_read_anew_once(tmp_path, monkeypatch, caplog):
+    """By the process that is forked for each message, not by every one of its copies."""
+    monkeypatch.setenv("FEDRECALL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "fork", lambda: 1)
+    caplog.set_level("INFO", logger="flwr")
+    config = f'client=0 data="folder:{tmp_path}/data"'
+    executor = _forking(False, partial(_read_data, config))
+    (tmp_path / "data").mkdir()
+    for count, told in ((40, 0), (30, 1)):
+        rows = [f"{k},{k % 2}" for k in range(count)]
+        (tmp_path / "data" / "train.csv").write_text("\n".join(["x,label", *rows]))
+        for _ in range(2):
+            executor.launch(SimpleNamespace(task_type="flwr-clientapp"))
+            reads = node._read.cache_info().misses
+            assert len(node.held(node.Node(0, f"folder:{tmp_path}/data")).train) == count * 4 / 5
+            assert node._read.cache_info().misses == reads
+        assert caplog.text.count("are read anew") == told
 
 
 @pytest.mark.parametrize(

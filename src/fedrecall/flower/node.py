@@ -158,6 +158,7 @@ def held(node: Node) -> Dataset:
                     "client %d: its data have changed since they were read and are read anew", node.client
                 )
                 _versions[node.data, root] = now
+                _read.cache_clear()
             return _read(node.data, root, now)
     except Exception as error:
         log.error(

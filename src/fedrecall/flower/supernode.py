@@ -16,6 +16,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -131,7 +133,7 @@ def _run_clients(own: argparse.Namespace, parent: int) -> NoReturn:
     try:
         module = importlib.import_module("flwr.supercore.superexec.run_superexec")
         _import_everything(own.node_config)
-        executor = _forking(own.any_app)
+        executor = _forking(own.any_app, partial(_read_data, own.node_config))
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
         vars(module)["get_executor"] = lambda *_args, **_options: executor
         sys.argv = ["flower-superexec"]
@@ -176,22 +178,26 @@ def _leave(done: SystemExit) -> NoReturn:
 def _import_everything(node_config: str) -> None:
     """What a message needs, the node's data included; on one thread, as threads do not survive a fork."""
     import torch
-    from flwr.common.config import parse_config_args
 
     import fedrecall.flower.client
-    from fedrecall.flower.node import Node, held
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        node = Node.of(parse_config_args([node_config] if node_config else None))
-        held(node)
-    except (UserError, ValueError):
-        pass  # the first message is refused
+    _read_data(node_config)
     fedrecall.flower.client.threads = threads
 
 
-def _forking(any_app: bool = False) -> Any:
+def _read_data(node_config: str) -> None:
+    """Hold the node's data as they are now, so that no copy of this process has to read them."""
+    from flwr.common.config import parse_config_args
+
+    from fedrecall.flower.node import Node, held
+
+    with suppress(UserError, ValueError):  # then the next message is refused
+        held(Node.of(parse_config_args([node_config] if node_config else None)))
+
+
+def _forking(any_app: bool = False, prepare: Callable[[], None] = lambda: None) -> Any:
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
     from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
     from flwr.supernode.cli import flwr_clientapp
@@ -200,10 +206,11 @@ def _forking(any_app: bool = False) -> Any:
         """Runs the command `flwr-clientapp` in a copy of this process."""
 
         def launch(self, spec: ExecutionSpec) -> LaunchResult:
-            """Fork; the child ends as the command does."""
+            """Prepare and fork; the child ends as the command does."""
             if spec.task_type != "flwr-clientapp":
                 refused = LaunchResult.failed(f"a {spec.task_type} is not fedrecall's")
                 return super().launch(spec) if any_app else refused
+            prepare()
             sys.stdout.flush()
             sys.stderr.flush()
             if os.fork() == 0:
