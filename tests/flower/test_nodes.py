@@ -1004,6 +1004,10 @@ def test_a_run_whose_folder_does_not_say_what_was_agreed_on_agrees_anew(tmp_path
     files.write_json(path, {**held, "mean": "x"})
     with pytest.raises(UserError, match=r"'mean' is 'x', which is not a list.* begin the run anew"):
         play(Grid(nodes(tmp_path)), **run, rounds=3)
+    for been in ([1], {"0": 1000}, {"a": [1000]}, {"0": ["a"]}):
+        files.write_json(path, {**held, "nodes": been})
+        with pytest.raises(UserError, match=r"federation\.json is damaged"):
+            play(Grid(nodes(tmp_path)), **run, rounds=3)
 
 
 def test_a_run_is_not_resumed_on_other_statistics_of_the_servers_own_data(tmp_path):
@@ -1566,6 +1570,40 @@ def test_who_was_a_client_first_gets_its_place_back_and_the_log_says_who_had_it(
         "client 1 is now node 2222, and was node 1007",
         "client 1 is now node 1007, and was node 2222",
     ]
+
+
+def test_who_was_a_client_first_gets_its_place_back_though_the_server_was_started_again(tmp_path, caplog):
+    """Without keys every start of a node has a new id, and the one that is there first after it counts."""
+    held = nodes(tmp_path / "nodes")
+    run = {"out": str(tmp_path / "run"), "resume": True}
+    play(Grid(held), **run, rounds=1)
+    held[2222] = held.pop(1007)
+    own, held[5] = held[2222], held.pop(1014)
+
+    def tamper(node: int, reply: Message) -> Message:
+        sent = grid.sent[-1].metadata
+        if (sent.message_type, sent.group_id) == ("train", "2"):
+            held[1007] = own
+            held[6] = held[5]
+        return reply
+
+    grid = Grid(held, tamper)
+    assert [r["failures"] for r in play(grid, **run, rounds=3).history] == [[]] * 3
+    trained = [m.metadata for m in grid.sent if m.metadata.message_type == "train"]
+    by = [{m.dst_node_id for m in trained if m.group_id == r} for r in "23"]
+    assert by == [{1000, 2222, 5}, {1000, 1007, 5}]
+    told = [r.getMessage().partition(":")[0] for r in caplog.records if r.levelname == "ERROR"]
+    assert told == [
+        "client 2 is now node 5, and was node 1014",
+        "client 1 is now node 2222, and was node 1007",
+        "client 1 is now node 1007, and was node 2222",
+    ]
+    noted = files.read_json(tmp_path / "run" / "federation.json")["nodes"]
+    assert noted == {"0": [1000], "1": [1007, 2222], "2": [1014, 5]}
+    del held[6], held[2222]
+    caplog.clear()
+    play(Grid(held), **run, rounds=4)
+    assert "is now node" not in caplog.text
 
 
 def test_a_node_with_a_registered_key_has_the_same_id_whenever_it_is_started():

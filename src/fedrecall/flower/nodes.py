@@ -119,8 +119,10 @@ class Nodes:
         """Clients that have said that they have test examples."""
         self._known: dict[int, Announcement] = {}
         """By node id; several nodes may say the same number."""
-        self._first: dict[int, int] = {}
-        """Of each client the node that was it first in this run; it is preferred to others that say so."""
+        self.been: dict[int, list[int]] = {}
+        """Of each client the nodes that have been it in this run; who was it first is preferred."""
+        self.met: Callable[[], None] = lambda: None
+        """What is done where ``been`` has grown."""
         self._last: dict[int, int] = {}
         """Of each client the node that is it, or was until it left."""
         self._doubted: set[int] = set()
@@ -221,24 +223,31 @@ class Nodes:
             self._left_out.pop(node, None)
             first = here.setdefault(said.client, node)
             self._known[node] = said
-            if node not in (first, self._first.get(said.client)) and self.facts is not None:
+            if self._preferred(said.client, first, node) != node and self.facts is not None:
                 log.warning(
                     "node %d says it is client %d, which node %d is: it is left out for as long as that one "
                     "is online",
                     *(node, said.client, first),
                 )
+        grown = False
         for client, node in self._clients().items():
-            if (last := self._last.get(client, node)) != node:
+            been = self.been.setdefault(client, [])
+            before = node if node in been or not been else been[-1]
+            if (last := self._last.get(client, before)) != node:
                 log.error(
                     "client %d is now node %d, and was node %d: with registered keys, by which nodes keep "
                     "their ids, this is another one; without keys it may have been started again",
                     *(client, node, last),
                 )
-            self._first.setdefault(client, node)
+            if node not in been:
+                been.append(node)
+                grown = True
             self._last[client] = node
             said = self._known[node]
             self._examples[client] = said.examples
             (self._testers.add if said.test_examples else self._testers.discard)(client)
+        if grown:
+            self.met()
 
     def _leave_out(self, node: int, error: ValueError) -> None:
         reason = wire.tidy(str(error))
@@ -337,13 +346,15 @@ class Nodes:
             raise Malformed(f"client {said.client} has {_kind(said)}, others have {_kind(self.facts)}")
 
     def _clients(self) -> dict[int, int]:
-        """Node of each client; of several that say the same number the one that was here first."""
+        """Node of each client; of several that say the same number the one that was it first."""
         here: dict[int, int] = {}
         for node, said in self._known.items():
-            if self._first.get(said.client) == node:
-                here[said.client] = node
-            here.setdefault(said.client, node)
+            here[said.client] = self._preferred(said.client, here.get(said.client, node), node)
         return here
+
+    def _preferred(self, client: int, here: int, other: int) -> int:
+        """Which of two nodes that say this number is the client: the one that was it first in the run."""
+        return next((node for node in self.been.get(client, ()) if node in (here, other)), here)
 
     def _doubles(self) -> list[str]:
         found: dict[int, list[int]] = {}

@@ -49,6 +49,8 @@ log = logging.getLogger("flwr")
 app = ServerApp()
 AGREED = "federation.json"
 """The run folder's file with the name of the run at its nodes and what they agreed on."""
+NODES = "nodes"
+"""What it calls the ids of the nodes that have been a client, which Flower keeps for a registered key."""
 OWN = "clients keep layers of their own: use their models at their nodes, with fedrecall predict --memory"
 OWN_UNTESTED = f"{OWN}; nobody evaluates these, as nodes would if the server had no dataset"
 """What is said where the model that travels is nobody's."""
@@ -103,7 +105,7 @@ def serve(grid: Grid, config: Config, hosting: Hosting) -> Result:
 
 
 def _serve(grid: Grid, config: Config, hosting: Hosting, folder: RunFolder | None) -> Result:
-    before, over = None, False
+    before, over, noted = None, False, {}
     if folder is not None and hosting.resume:
         newest = next(folder.checkpoints(), None)
         noted = _noted(folder, hosting)
@@ -112,6 +114,8 @@ def _serve(grid: Grid, config: Config, hosting: Hosting, folder: RunFolder | Non
     if before is None and config.initial is not None:
         initial.check(config.initial)
     nodes = Nodes(grid, config, hosting, before=before)
+    if folder is not None and before is not None:
+        nodes.been = _been_before(folder, noted)
     own = _own_data(config)
     facts = before if before is not None and over else nodes.gather()
     if before is None and nodes.untested and (own is None or not len(own.test)):
@@ -184,6 +188,7 @@ class Run(Experiment):
             nodes.up = payloads.declared(self.algorithm, self.model, dataset.shape, dataset.classes).up
             nodes.run, nodes.start = self._name()
             if self.folder is not None:
+                nodes.met = self._note_nodes
                 nodes.checkpoints = self.folder.kept_rounds
                 nodes.folder = self.folder.path
         except BaseException:
@@ -211,8 +216,16 @@ class Run(Experiment):
             sums.clear(self.folder.path)
         with files.writing(self.folder.path):
             begun = {"run": name, "start": start, "what": what}
-            files.write_json(path, {**begun, **marks(facts, self.nodes), **facts.data._asdict()})
+            been = {NODES: self.nodes.been}
+            files.write_json(path, {**begun, **marks(facts, self.nodes), **facts.data._asdict(), **been})
         return name, start
+
+    def _note_nodes(self) -> None:
+        """Add which nodes have been which client, for the run to know them when it goes on."""
+        assert self.folder is not None
+        path = self.folder.path / AGREED
+        with files.writing(self.folder.path):
+            files.write_json(path, {**_read(path), NODES: self.nodes.been})
 
     def play(self) -> Result:
         """Play the rounds that are left.
@@ -338,6 +351,16 @@ def _agreed_before(folder: RunFolder, held: dict[str, Any]) -> Facts | None:
         raise UserError(f"{error}: bring the file back, or begin the run anew.") from error
     agreed = Data(said.classes, said.mean, said.std)
     return Facts(tuple(said.shape), agreed, tuple(said.columns) if noted else None, said.floats)
+
+
+def _been_before(folder: RunFolder, held: dict[str, Any]) -> dict[int, list[int]]:
+    """Which nodes have been which client, if that was noted."""
+    try:
+        return {int(client): [int(node) for node in been] for client, been in held.get(NODES, {}).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{folder.path / AGREED} is damaged: bring the file back, or begin the run anew."
+        ) from error
 
 
 def _own_data(config: Config) -> Dataset | None:
