@@ -2389,6 +2389,21 @@ def test_a_node_with_another_version_of_fedrecall_is_refused_in_one_sentence(lat
     )
 
 
+def test_both_sides_are_warned_of_one_version_with_other_code(tmp_path, monkeypatch, caplog):
+    own, number = provenance.version(), provenance.version().partition("+")[0]
+
+    class Mended(Grid):
+        def answer(self, node, message):
+            with monkeypatch.context() as there:
+                if node == 1007:
+                    there.setattr(provenance, "version", lambda: f"{number}+00000000")
+                return super().answer(node, message)
+
+    assert not play(Mended(nodes(tmp_path)), rounds=1).history[0]["failures"]
+    told = f"has fedrecall {number}+00000000, the server has {own}: install the same at both."
+    assert {f"this node {told}", f"client 1 {told}"} <= set(caplog.messages)
+
+
 def test_a_run_goes_on_where_server_and_nodes_have_a_later_version(tmp_path, monkeypatch):
     run = {"algorithm": "scaffold", "out": str(tmp_path / "run")}
     play(Grid(nodes(tmp_path / "nodes")), **run, rounds=1)

@@ -50,21 +50,23 @@ def check_server(question: RecordDict) -> None:
     with suppress(Malformed):  # which is said when it is read
         servers = wire.from_json(wire.said(question, "code", ""), "").get("fedrecall")
     if isinstance(servers, str):
-        _check_same(provenance.version(), servers)
+        _check_same("this node", provenance.version(), servers)
 
 
 def check_node(answer: RecordDict) -> None:
     """Raise UserError if a node has another version than this server."""
     if nodes := wire.said(answer, "version", ""):
-        _check_same(nodes, provenance.version())
+        client = wire.said(answer, "client", wire.UNKNOWN)
+        _check_same(f"client {client}", nodes, provenance.version())
 
 
-def _check_same(nodes: str, servers: str) -> None:
+def _check_same(who: str, nodes: str, servers: str) -> None:
+    """Refuse another number; of one number with other code, as where one side was mended, warn alone."""
+    differ = f"fedrecall {wire.tidy(nodes)}, the server has {wire.tidy(servers)}: install the same at both"
+    if nodes.partition("+")[0] != servers.partition("+")[0]:
+        raise UserError(f"it has {differ}, and start them again.")
     if nodes != servers:
-        raise UserError(
-            f"it has fedrecall {wire.tidy(nodes)}, the server has {wire.tidy(servers)}: install the same at "
-            "both, and start them again."
-        )
+        log.warning("%s has %s.", who, differ)
 
 
 def warn(servers: Code, config: Config) -> None:
