@@ -9,6 +9,7 @@ import sys
 import types
 import warnings
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,19 +100,25 @@ def test_the_digest_is_of_a_tables_first_example_and_of_rounded_statistics():
 
 
 def test_what_tells_data_is_found_once_while_they_are_there(monkeypatch):
-    asked, whole = [], provenance._facts
-    monkeypatch.setattr(provenance, "_facts", lambda d: asked.append(d.name) or whole(d))
-    held, expected = table(ROWS), whole(table(ROWS))
+    asked, whole = [], provenance._sketch
+    monkeypatch.setattr(provenance, "_sketch", lambda x: asked.append(len(x)) or whole(x))
+    held = table(ROWS)
+    split = replace(held.train, origin=tensor([0, 1, 0]))
+    held = replace(held, train=split, test=split, origins=("here", "there"))
+    expected = facts(replace(held))  # another one of the same tensors, of which nothing is known
+    asked.clear()
     for _ in range(3):
         found = facts(held.to(torch.device("cpu")))
         assert found == expected
         found["name"] = "another"
-    assert asked == ["t"]
+    assert asked == [3, 3]
     found = expected
-    for changed in (held.train.x, held.train.y):
-        changed.add_(1)  # as somebody may in a notebook
-        assert facts(held) == whole(held) != found
+    for changed in (split.x, split.y, split.origin, held.mean, held.std):
+        changed.copy_(changed.flip(0) + 1)  # as somebody may in a notebook
+        assert facts(held) == facts(replace(held)) != found
         found = facts(held)
+    split.y.numpy()[0] = 7  # of which torch knows nothing
+    assert facts(held)["digest"] != found["digest"]
     place = id(held)
     del held
     assert place not in provenance._known

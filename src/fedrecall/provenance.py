@@ -49,27 +49,15 @@ def starts(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-_known: dict[int, tuple[list[int | None], dict[str, Any]]] = {}
-"""Of data sets that are there what `facts` found, and at which versions of their tensors."""
+_known: dict[int, tuple[list[int | None], list[float]]] = {}
+"""Of data sets that are there the sketch, and at which versions of their examples."""
 
 
 def facts(dataset: Dataset) -> dict[str, Any]:
     """What tells data from other data, and costs little: sizes, a digest of labels and statistics, a sketch.
 
-    The statistics are rounded: the same files may be decoded a little differently elsewhere. What was found
-    is kept as long as the data set is, and as it is: a comparison asks for it with every run.
+    The statistics are rounded: the same files may be decoded a little differently elsewhere.
     """
-    place = id(dataset)
-    held = [t for split in (dataset.train, dataset.test) for t in (split.x, split.y)]
-    versions = [None if t.is_inference() else t._version for t in held]
-    if place not in _known:
-        weakref.finalize(dataset, _known.pop, place, None)
-    if place not in _known or _known[place][0] != versions:
-        _known[place] = versions, _facts(dataset)
-    return dict(_known[place][1])
-
-
-def _facts(dataset: Dataset) -> dict[str, Any]:
     digest = hashlib.blake2b(digest_size=8)
     for split in (dataset.train, dataset.test):
         digest.update(split.y.cpu().to(torch.int64).numpy().tobytes())
@@ -78,13 +66,26 @@ def _facts(dataset: Dataset) -> dict[str, Any]:
     for values in (dataset.mean, dataset.std, *first):
         digest.update(" ".join(f"{v:.4g}" for v in values.flatten().tolist()).encode())
     sizes = {"train": len(dataset.train.y), "test": len(dataset.test.y)}
-    sketch = [v for split in (dataset.train, dataset.test) for v in _sketch(split.x)]
-    found = {"name": dataset.name, **sizes, "digest": digest.hexdigest(), "sketch": sketch}
+    found = {"name": dataset.name, **sizes, "digest": digest.hexdigest(), "sketch": _sketched(dataset)}
     if dataset.train.origin is not None:
         found["origins"] = _whence(dataset.train.origin, _of_training(dataset))
     if dataset.test.origin is not None:
         found[TESTED] = _whence(dataset.test.origin, dataset.origins)
     return found
+
+
+def _sketched(dataset: Dataset) -> list[float]:
+    """The sketch of both splits, which alone looks at all examples: a comparison asks for it with every run.
+
+    It is kept as long as the data set is, and as its examples are, as far as torch knows.
+    """
+    place, splits = id(dataset), (dataset.train, dataset.test)
+    versions = [None if s.x.is_inference() else s.x._version for s in splits]
+    if place not in _known:
+        weakref.finalize(dataset, _known.pop, place, None)
+    if place not in _known or _known[place][0] != versions:
+        _known[place] = versions, [v for s in splits for v in _sketch(s.x)]
+    return _known[place][1]
 
 
 def _whence(origin: Tensor, names: Sequence[str]) -> str:
