@@ -502,13 +502,26 @@ class Base(FedAvg):
         return rounds.clamp(max=LIMITS["top"] + module.sqrt(ROOTS["of"][0]))
 
 setattr(Base, "half", 0.5)
+LIMITS.items()
 
 @dataclass(frozen=True)
 class Mine(Base):
     mu: float = 1.0
 
 if __name__ == "__main__":
-    seen.append(rounds)
+    LIMITS.setdefault("many", []).append(8.0)
+    for extra in (16.0, 36.0, 49.0):
+        if extra == 49.0:
+            break
+        ROOTS["of"].append(extra)
+        see(rounds)
+    try:
+        LIMITS["one"] = 0.5
+        see(rounds)
+    except ValueError:
+        see("none")
+    else:
+        see("each")
 """
 
 
@@ -519,6 +532,7 @@ def program(monkeypatch, tmp_path):
     def start(kind, *texts):
         main = types.ModuleType("__main__")
         main.seen = []
+        main.see = main.seen.append
         if kind == "script":
             main.__file__ = str(tmp_path / "exp.py")
             Path(main.__file__).write_text(texts[-1])
@@ -539,7 +553,15 @@ def program(monkeypatch, tmp_path):
     ("old", "new", "same"),
     [
         ("rounds = 5", "rounds = 7\n# more", True),
-        ("seen.append(rounds)", "seen.append(7)", True),
+        ("see(rounds)", "see(7)", True),
+        ("none", "nothing", True),
+        ("each", "every", True),
+        ("items", "values", True),
+        ("append(8.0)", "append(9.0)", False),
+        ("append(extra)", "append(-extra)", False),
+        ("36.0", "37.0", False),
+        ("== 49.0", "== 36.0", False),
+        ("= 0.5", "= 0.25", False),
         ("mu: float = 1.0", "mu: float = 1.0\n    def own(self): return 3", False),
         ("SCALE *", "3 * SCALE *", False),
         ("SCALE = 1.0", "SCALE = 2.0", False),

@@ -1,6 +1,7 @@
 """What a run was made from: its data, its owner's code, and the versions and the machine that computed it."""
 
 import ast
+import copy
 import hashlib
 import platform
 import re
@@ -12,11 +13,11 @@ import time
 import types
 import warnings
 import weakref
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -242,6 +243,8 @@ def git_revision(code: Path = Path(__file__)) -> str | None:
 
 # The code of a run's owner: an algorithm, a network, a data set of their own.
 
+_Node = TypeVar("_Node", bound=ast.AST)
+_DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 UNKNOWN = "unknown"
 """What is noted instead of the digest of code whose source is nowhere, as a prompt's."""
@@ -398,22 +401,39 @@ def _cells(cells: Any) -> ast.Module:
 
 def _of_program(tree: ast.Module, name: str) -> tuple[ast.Module, set[str]]:
     """As `_reached`, of what also calls run: what gives no name that is used has no part in it."""
-    names, kept, before = {name}, set[ast.stmt](), -1
-    modules = {text for s in tree.body if isinstance(s, ast.Import) for text in _given(s)}
-    while before != len(kept):
-        before = len(kept)
-        for statement in tree.body:
-            given = {word for text in _given(statement) for word in _FIRST.findall(text)}
-            given |= _changed(statement) - modules  # of which fedrecall.run(...) changes nothing
-            if statement not in kept and given & {*names, "*"}:
-                kept.add(statement)
-                names |= _looked_up(statement)
-    return ast.Module([s for s in tree.body if s in kept], []), names
+    names, before = {name}, 0
+
+    def counts(node: ast.AST) -> bool:
+        given = {word for text in _given(node) for word in _FIRST.findall(text)}
+        return bool((given | _changed(node)) & {*names, "*"})
+
+    while before != len(names):
+        before = len(names)
+        kept = [_part(statement, counts) for statement in tree.body if counts(statement)]
+        names.update(*map(_looked_up, kept))
+    return ast.Module(kept, []), names
+
+
+def _part(node: _Node, counts: Callable[[ast.AST], bool]) -> _Node:
+    """A statement without those in it that do not count, but for where a loop is left."""
+    part = copy.copy(node)
+    for block in () if isinstance(node, _DEFINES) else ("body", "orelse", "finalbody", "handlers", "cases"):
+        if inner := getattr(node, block, []):
+            kept = [_part(n, counts) for n in inner if not isinstance(n, ast.stmt) or counts(n) or _leaves(n)]
+            setattr(part, block, kept if kept or block == "orelse" else [ast.Pass()])
+    return part
+
+
+def _leaves(node: ast.AST) -> bool:
+    """Whether a statement may leave the loop that it is in, or its turn."""
+    if isinstance(node, (*_DEFINES, ast.For, ast.AsyncFor, ast.While)):
+        return False
+    return isinstance(node, (ast.Break, ast.Continue)) or any(map(_leaves, ast.iter_child_nodes(node)))
 
 
 def _given(node: ast.AST) -> set[str]:
     """What a statement gives its module another value of, however deep in it: names, entries, attributes."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+    if isinstance(node, _DEFINES):
         return {node.name}
     if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
         return {f"* of {node.module}"}
@@ -427,18 +447,18 @@ def _given(node: ast.AST) -> set[str]:
 
 
 def _changed(node: ast.AST) -> set[str]:
-    """The names of what a statement may change by a method's call or `setattr`, however deep in it."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+    """The names of what a statement changes by `setattr` or a method that is known to, however deep in it."""
+    if isinstance(node, _DEFINES):
         return set()
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return {name for child in ast.iter_child_nodes(node) for name in _changed(child)}
     place, given = node.value.func, node.value.args
     if ast.unparse(place) == "setattr" and given:
         place = given[0]
-    elif isinstance(place, ast.Name):
+    elif not (isinstance(place, ast.Attribute) and _CHANGES.fullmatch(place.attr)):
         return set()
-    while isinstance(place, (ast.Attribute, ast.Subscript)):
-        place = place.value
+    while isinstance(place, (ast.Attribute, ast.Subscript, ast.Call)):
+        place = place.func if isinstance(place, ast.Call) else place.value
     return {place.id} if isinstance(place, ast.Name) else set()
 
 
@@ -475,7 +495,7 @@ def _bound(statement: ast.stmt) -> set[str] | None:
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         given = {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
         return None if "*" in given else given
-    if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+    if not isinstance(statement, _DEFINES):
         return None
     decorators = {ast.unparse(d).partition("(")[0] for d in statement.decorator_list}
     return {statement.name} if decorators <= {"dataclass", "dataclasses.dataclass"} else None
@@ -494,6 +514,11 @@ def _used(statement: ast.stmt) -> set[str]:
 
 _WORD = re.compile(r"[^\W\d]\w*")
 _FIRST = re.compile(rf"^(?:{_WORD.pattern}|\*)")
+_CHANGES = re.compile(
+    r"append(left)?|extend(left)?|insert|add|(\w+_)?update|setdefault|pop(item|left)?|remove|discard|clear|sort|"
+    r"reverse|rotate|fill|__setitem__|__delitem__|\w*[^\W_]_|register\w*|load_state_dict|train|eval"
+)
+"""The methods that change Python's containers, and torch's tensors and modules."""
 
 
 def _packaged(module: types.ModuleType) -> bool:
