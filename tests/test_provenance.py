@@ -361,6 +361,25 @@ def test_what_only_a_finder_finds_is_part_of_the_code_imported_or_not(home, tmp_
     assert noted_of(folder) != then
 
 
+def test_a_finder_that_refuses_a_module_keeps_nobody_from_noting_the_code(home, monkeypatch):
+    folder, helper, anew = home
+    then = noted_of(folder)
+    mine, asked = folder / "mine.py", []
+    mine.write_text(mine.read_text() + "\n\ntry:\n    import refused\nexcept ImportError:\n    pass\n")
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path, target):
+            asked.append(name)
+            if name == "refused":
+                raise ImportError("not here")
+
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+    anew()
+    assert noted_of(folder) != then
+    assert {"refused", helper.stem} <= {*asked}
+
+
 @pytest.mark.parametrize(
     ("text", "used"),
     [

@@ -10,6 +10,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -121,7 +122,9 @@ def spec_of(name: str) -> ModuleSpec | None:
 def _found(name: str, folders: list[str] | None) -> ModuleSpec | None:
     """As an import would find it: packages that are installed to be edited have finders of their own."""
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
-    return next((spec for f in finders if (spec := f.find_spec(name, folders)) is not None), None)
+    with suppress(ImportError):  # of what a finder refuses to whoever imports it
+        return next((spec for f in finders if (spec := f.find_spec(name, folders, None)) is not None), None)
+    return None
 
 
 def package_of(name: str) -> str:
