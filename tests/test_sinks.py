@@ -186,6 +186,14 @@ def test_rounds_that_are_played_again_after_a_kill_are_not_told_again(tmp_path, 
     assert steps(service) == [1, 2, 3, 4]
 
 
+def test_a_service_that_is_interrupted_while_it_hears_what_it_missed_is_closed(tmp_path, service):
+    fedrecall.run(tmp_path, **{**SMALL, "rounds": 2})
+    service.killed_after = 1
+    with pytest.raises(KeyboardInterrupt):
+        fedrecall.run(tmp_path, resume=True, sinks=["pocket"], **SMALL)
+    assert (steps(service), service.closed) == ([1], 1)
+
+
 def test_a_round_that_was_evaluated_since_is_told_of_again(tmp_path, service):
     service.keeps = True
     service.killed_after = 2

@@ -243,16 +243,17 @@ class Following:
         """Open the log and write what it lacks of the rounds before."""
         name = self._folder.resolve().name if self._folder is not None else _name(config)
         try:
-            log = self._service.open(name, self._folder, config)
-            self._held = {number: log.held(number) for number in (PLAYED, EVALUATED)}
+            self._log = self._service.open(name, self._folder, config)
+            self._held = {number: self._log.held(number) for number in (PLAYED, EVALUATED)}
+            for record in history:
+                self.record(record)
         except UserError:
             raise
         except Exception as error:
             self._give_up(error)
-            return
-        self._log = log
-        for record in history:
-            self.record(record)
+        except BaseException:  # of an interrupt: nobody ends what did not begin
+            self.end()
+            raise
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Write a round, unless the log had it when it was opened: one may be played again after a kill."""
