@@ -170,6 +170,11 @@ class Experiment:
                 data = provenance.facts(dataset)
                 _check_data(self.folder, starts, data)
             self.federation = federate(config, dataset, self.algorithm, self.folder)
+            if not len(self.federation.dataset.test):
+                raise UserError(
+                    f"{dataset.name} has no test examples, and validation = 0 holds none out to evaluate on: "
+                    "give some, or say validation = 0.1."
+                )
             if self.folder is not None and self.folder.started and _file_changed(config, self.federation):
                 warnings.warn(
                     f"{config.partition['path']} has changed since {self.folder.path} was begun, "

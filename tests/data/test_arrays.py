@@ -76,6 +76,11 @@ def test_an_empty_test_split_is_meant(x, given, tmp_path):
     assert (d.train.y.tolist(), d.test.x.shape, d.test.y.tolist()) == (Y.tolist(), (0, *d.shape), [])
     export(d, tmp_path)
     assert load(f"folder:{tmp_path}").test.x.shape == d.test.x.shape
+    small = {"clients": 2, "partition": "iid", "rounds": 1, "model": "mlp:4", "backend": "serial"}
+    with pytest.raises(UserError, match="arrays has no test examples, and validation = 0 holds none out"):
+        fedrecall.run(tmp_path / "run", dataset=d, **small)
+    held = fedrecall.run(tmp_path / "run", dataset=d, validation=0.5, **small).federation
+    assert (sum(map(len, held.parts)), len(held.dataset.test)) == (15, 15)
 
 
 @pytest.mark.parametrize("shape", [(30, 5, 8, 3), (30, 5, 8, 1), (30, 3, 8, 1), (30, 1, 8, 3), (30, 5, 8, 2)])

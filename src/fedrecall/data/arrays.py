@@ -38,10 +38,10 @@ def from_arrays(
     not, the last is taken for an image's channels and becomes the second. Networks see them moved and scaled
     by one mean and deviation of the training split, unless ``standardise`` is false. Labels are whole numbers
     or names; ``class_names`` names the classes 0, 1, ..., or says the order of the names that labels have.
-    Without a test split ``held_out`` of every class is tested on; with an empty one nothing is, as where
-    others test. ``origin`` and ``undivided`` say of every training example who or where it is from and what
-    is held out whole, as `folder` has them; ``origin_test`` says of those of ``x_test`` who or where they are
-    from.
+    Without a test split ``held_out`` of every class is tested on; with an empty one nothing is, as at a
+    federation's node: a run on one machine needs ``validation`` then. ``origin`` and ``undivided`` say of
+    every training example who or where it is from and what is held out whole, as `folder` has them;
+    ``origin_test`` says of those of ``x_test`` who or where they are from.
     """
     if (x_test is None) != (y_test is None):
         raise UserError("from_arrays: give x_test and y_test, or neither.")
