@@ -22,10 +22,11 @@ from tests.flower.grids import Grid
 from tests.flower.test_nodes import alone, changed, nodes, play, value
 
 from fedrecall import files, trees
-from fedrecall.errors import Malformed, UserError
+from fedrecall.errors import Malformed, Refused, UserError
 from fedrecall.flower import hosting, masks, member, sums, wire
 from fedrecall.flower.masks import BITS, LIMIT
 from fedrecall.flower.node import Node
+from fedrecall.flower.secure import Arrival, Round
 from fedrecall.flower.wire import Call, Unmasking
 
 KINDS = ("query.keys", "query.shares", "train.masked", "query.unmask")
@@ -216,6 +217,7 @@ def test_with_too_few_left_the_run_stops_and_can_be_resumed(kind, tmp_path):
 
 
 AGAIN = {"clients": 4, "sample": 4, "rounds": 2, "partition": "iid", "secure": "equal", "checkpoint_every": 2}
+WITHOUT_3 = "client 3, round 1: the round was summed without it before, and is played again as it was"
 
 
 def stopped(folder: Path, lost: set[int]) -> tuple[Grid, dict[str, object]]:
@@ -238,8 +240,7 @@ def test_a_round_that_is_played_again_is_summed_over_the_same_clients(tmp_path):
     """Though another one is there by now: the difference of the two sums would be its upload."""
     grid, run = stopped(tmp_path, {3})
     result = play(grid, **run)
-    said = "client 3, round 1: the round was summed without it before, and is played again as it was"
-    assert [r["failures"] for r in result.history] == [[said], []]
+    assert [r["failures"] for r in result.history] == [[WITHOUT_3], []]
     plain = dropping("train", {3}, round_number="1")(nodes(tmp_path / "plain", 4))
     expected = play(plain, **{**AGAIN, "secure": "off"})  # clients of one size
     close(result.weights, expected.weights)
@@ -265,6 +266,63 @@ def test_no_round_is_summed_over_others_than_before(knows, tmp_path):
     assert [r["failures"] for r in play(grid, **run).history] == [[], []]
 
 
+@pytest.mark.parametrize("noted", [None, [0, 1, 2, 3]])
+def test_a_round_that_only_its_nodes_have_noted_is_summed_as_they_did(noted, tmp_path, caplog):
+    """Client 3 has come since, would help to sum it over everyone, and has no part in it."""
+    grid, run = stopped(tmp_path, {3})
+    sums.correct(tmp_path / "run", 1, noted)
+    result = play(grid, **run)
+    assert [r["failures"] for r in result.history] == [[WITHOUT_3], []]
+    assert "nodes have summed round 1 over the clients 0, 1, 2 before" in caplog.text
+    plain = dropping("train", {3}, round_number="1")(nodes(tmp_path / "plain", 4))
+    close(result.weights, play(plain, **{**AGAIN, "secure": "off"}).weights)
+
+
+@pytest.mark.parametrize("lost", [set(), {2}])
+def test_a_round_that_only_its_nodes_have_noted_waits_for_who_is_away(lost, tmp_path):
+    """Client 3 is, and of the others' refusals one may be lost."""
+    grid, run = stopped(tmp_path, set())
+    (tmp_path / "run" / sums.NOTES).unlink()
+    held = {node: own["client"] for node, own in grid.nodes.items()}
+
+    def tamper(node: int, reply: Message) -> Message | None:
+        last = grid.sent[-1].metadata.message_type == "query.unmask"
+        return None if held[node] == 3 or (held[node] in lost and last) else reply
+
+    grid.tamper = tamper
+    with pytest.raises(
+        UserError, match=r"over the clients \[0, 1, 2, 3\] before, .* let these clients take part"
+    ):
+        play(grid, **run)
+    assert sums.noted(tmp_path / "run", 1) == [0, 1, 2, 3]
+    grid.tamper = None
+    result = play(grid, **run)
+    assert [r["failures"] for r in result.history] == [[], []]
+    plain = Grid(nodes(tmp_path / "plain", 4))
+    close(result.weights, play(plain, **{**AGAIN, "secure": "off"}).weights)
+
+
+@pytest.mark.parametrize(
+    ("here", "said", "other"),
+    [
+        (4, [[0, 1, 2]], None),  # three are left, a majority
+        (4, [[0, 1, 2]] * 2, [0, 1, 2]),
+        (3, [[0, 1, 2, 3]], None),
+        (3, [[0, 1, 2, 3]] * 2, [0, 1, 2, 3]),
+        (5, [[0, 1, 3], [0, 1, 2], [0, 1, 2]], [0, 1, 2]),
+        *((4, [wrong] * 4, None) for wrong in ([2, 1, 0], [0, 0, 1, 2], [0, 1, 9], [0.5], ["0", "1", "2"])),
+    ],
+)
+def test_nodes_that_have_summed_a_round_over_others_are_heard_if_it_can_be_summed_no_other_way(
+    here, said, other
+):
+    played = Round(lambda *asked: {}, "run", 1, up=torch.zeros(1))
+    played.arrived = dict.fromkeys(range(here), Arrival(np.zeros(1, np.uint64), 1.0))
+    played.refusals = {3: Refused("it is busy")}
+    played.refusals |= {client: sums.OtherSum("no", clients) for client, clients in enumerate(said)}
+    assert played.other_sum({0, 1, 2, 3, 4}) == other
+
+
 def test_a_round_whose_masks_did_not_come_off_is_summed_over_the_same_clients(tmp_path):
     """Nodes have noted over whom by then, and the server has, too: it asks nobody who has come since."""
     grid = dropping("train.masked", {3}, round_number="1")(nodes(tmp_path / "nodes", 4))
@@ -280,8 +338,7 @@ def test_a_round_whose_masks_did_not_come_off_is_summed_over_the_same_clients(tm
         play(grid, **run)
     grid.tamper = None
     result = play(grid, **run, resume=True)
-    said = "client 3, round 1: the round was summed without it before, and is played again as it was"
-    assert [r["failures"] for r in result.history] == [[said], []]
+    assert [r["failures"] for r in result.history] == [[WITHOUT_3], []]
     plain = dropping("train", {3}, round_number="1")(nodes(tmp_path / "plain", 4))
     close(result.weights, play(plain, **{**AGAIN, "secure": "off"}).weights)
 
@@ -330,8 +387,9 @@ def test_a_note_of_a_sum_is_a_line_that_is_added(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=r"sums\.jsonl is damaged: bring the file back"):
             sums.noted(tmp_path, 4)
     path.write_bytes(held)
-    sums.forget(tmp_path, 3)
-    assert [sums.noted(tmp_path, number) for number in (3, 31)] == [None, [7, 8, 9]]
+    sums.correct(tmp_path, 3, None)
+    sums.correct(tmp_path, 2, [0, 1, 2])  # which is in the earlier versions' file
+    assert [sums.noted(tmp_path, number) for number in (2, 3, 31)] == [[0, 1, 2], None, [7, 8, 9]]
     sums.clear(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

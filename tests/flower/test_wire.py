@@ -68,6 +68,8 @@ def test_what_is_missing_is_named():
         ({"reason": "no"}, Refusal("no")),  # as earlier versions say it
         ({"reason": "no", "client": "3"}, Refusal("no")),
         ({"reason": "no", "client": True}, Refusal("no")),
+        ({"reason": "no", "client": 3, "summed": [0, 1, 2]}, Refusal("no", 3, [0, 1, 2])),
+        ({"reason": "no", "client": 3, "summed": 2}, Refusal("no", 3)),
         ({"reason": " one\n  two\x1b[2J"}, Refusal("one two\N{REPLACEMENT CHARACTER}[2J")),
         ({"reason": "no", "loss": 0.5}, None),
         ({"client": 3}, None),

@@ -19,7 +19,7 @@ from fedrecall.config import Config
 from fedrecall.downloads import arrived
 from fedrecall.errors import Malformed, UserError
 from fedrecall.experiment import make_model
-from fedrecall.flower import answers, member, wire
+from fedrecall.flower import answers, member, sums, wire
 from fedrecall.flower import code as codes
 from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo, told_statistics
 from fedrecall.flower.wire import (
@@ -64,7 +64,8 @@ def _answer(handler: Handler, message: Message, context: Context) -> Message:
         with node.guard():
             content = handler(node, message.content)
     except (UserError, Malformed) as error:
-        content = wire.pack(Refusal(wire.tidy(str(error)), client))
+        summed = error.clients if isinstance(error, sums.OtherSum) else None
+        content = wire.pack(Refusal(wire.tidy(str(error)), client, summed))
     except Exception as error:
         log.exception("this node failed where it should not have")
         reason = f"it failed ({type(error).__name__}): its own log says why."

@@ -279,7 +279,7 @@ class Kept(AtNode):
                 path.unlink(missing_ok=True)
 
     def settle_sum(self, round_number: int, clients: Sequence[int]) -> None:
-        """Note over whom a round is summed, or raise Malformed if it was summed over others before."""
+        """Note over whom a round is summed, or raise OtherSum if it was summed over others before."""
         with files.writing(self.folder, then="and it takes part again"):
             self._make()
             sums.settle(self.folder, round_number, clients)

@@ -497,11 +497,11 @@ class Nodes:
             mean = secure.play(tasks, downs, self._weight)
         except Malformed as error:
             reason = str(error)
-            if before is None and secure.refused and self.folder is not None:
-                with files.writing(self.folder):  # nodes may know better than a folder that lost its notes
-                    sums.forget(self.folder, number)
             for client, why in sorted(secure.failures.items()):  # the run may end before they are recorded
                 log.warning("client %d, round %d: %s", client, number, why)
+            if self._corrected(secure, before is not None, {job.client for job in jobs}):
+                yield from self._masked_visits(jobs, tasks, downs)
+                return
         for job in jobs:
             if mean is None or job.client not in mean.seconds:
                 yield _failed(job, secure.failures.get(job.client, reason))
@@ -513,6 +513,21 @@ class Nodes:
         if self.folder is not None:
             with files.writing(self.folder):
                 sums.settle(self.folder, number, clients)
+
+    def _corrected(self, secure: Round, noted: bool, clients: Set[int]) -> bool:
+        """Note what nodes know better than a folder that lost its notes; whether to play it so at once.
+
+        That is if all over whom they have summed it were here, and others were: it is over fewer each time.
+        """
+        other = secure.other_sum(clients)
+        if self.folder is None or (other is None and (noted or not secure.refused)):
+            return False
+        with files.writing(self.folder):
+            sums.correct(self.folder, secure.number, other)
+        if other is None:
+            return False
+        log.warning("nodes have summed round %d over the clients %s before", secure.number, _some(other))
+        return set(other) < secure.arrived.keys()
 
     def _weight(self, client: int) -> int:
         return 1 if self.hosting.secure == "equal" else self._examples[client]
@@ -624,8 +639,8 @@ class Nodes:
             try:
                 found[client] = read(client, _content(reply))
             except ValueError as error:
-                what = Refused if isinstance(error, Refused) else Malformed
-                found[client] = what(wire.tidy(str(error)))  # it may quote what the node sent
+                known = isinstance(error, Refused)  # which is tidy
+                found[client] = error if known else Malformed(wire.tidy(str(error)))  # may quote the node
                 self._doubted.add(here[client])
         return found
 
@@ -729,6 +744,8 @@ def _content(reply: Message | Malformed) -> RecordDict:
         reason = wire.tidy(reply.error.reason or "no reason given")
         raise Malformed(f"Flower reports error {reply.error.code} of its node: {reason}")
     if (refusal := wire.refused(reply.content)) is not None:
+        if refusal.summed is not None:
+            raise sums.OtherSum(refusal.reason, refusal.summed)
         raise LeftOut(refusal.reason, refusal.client)
     return reply.content
 

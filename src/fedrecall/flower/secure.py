@@ -1,7 +1,8 @@
 """The server's half of secure aggregation: the mean of a round's uploads, and of none of them alone."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fedrecall import payloads, trees
 from fedrecall.errors import Malformed, Refused
-from fedrecall.flower import masks, wire
+from fedrecall.flower import masks, sums, wire
 from fedrecall.flower.masks import Vector
 from fedrecall.flower.wire import (
     Call,
@@ -72,8 +73,8 @@ class Round:
         helps to take the masks off, and may raise `Malformed`."""
         self.ask, self.run, self.number, self.up, self.settle = ask, run, number, up, settle
         self.failures: dict[int, str] = {}
-        self.refused = False
-        """Whether everyone has refused to take the masks off, so that nobody knows of the sum."""
+        self.refusals: dict[int, Refused] = {}
+        """Who has refused to take the masks off."""
         self.least = masks.FEWEST
         self.keys: dict[int, Keys] = {}
         self.session = b""
@@ -96,6 +97,20 @@ class Round:
         loss = float(exact.loss) * len(shares) / len(self.arrived)
         seconds = {client: a.seconds for client, a in self.arrived.items()}
         return Mean(trees.transform(partial(_like, arrived), self.up, exact.up), loss, seconds)
+
+    @property
+    def refused(self) -> bool:
+        """Whether everyone has refused to take the masks off, so that nobody knows of the sum."""
+        return bool(self.arrived) and self.refusals.keys() == self.arrived.keys()
+
+    def other_sum(self, of: Set[int]) -> list[int] | None:
+        """Those of these clients over whom the round was summed before, if by so many that too few are left
+        who would ever help to sum it over those whose uploads have arrived now."""
+        said = [e.clients for e in self.refusals.values() if isinstance(e, sums.OtherSum)]
+        known = [those for clients in said if (those := [c for c in sorted(of) if c in clients]) == clients]
+        if not known or len(self.arrived) - len(known) >= masks.threshold(len(self.arrived)):
+            return None
+        return list(Counter(map(tuple, known)).most_common(1)[0][0])
 
     def _meet(self, tasks: Mapping[int, Task]) -> None:
         calls = {client: wire.pack(Call(self.run, self.number, client)) for client in sorted(tasks)}
@@ -165,7 +180,7 @@ class Round:
         found: dict[int, Revealed] = {}
         others: list[str] = []
         answers = self.ask(asked, "query.unmask", self._shares)
-        self.refused = all(isinstance(answer, Refused) for answer in answers.values())
+        self.refusals = {client: answer for client, answer in answers.items() if isinstance(answer, Refused)}
         for client, answer in answers.items():
             if isinstance(answer, ValueError):
                 log.warning("client %d, taking off the masks of round %d: %s", client, self.number, answer)

@@ -10,13 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedrecall import files
-from fedrecall.errors import Malformed, UserError
+from fedrecall.errors import Refused, UserError
 from fedrecall.specs import shown
 
 NOTES = "sums.jsonl"
 """The file, in a folder of the run's: a line of JSON for each round."""
 EARLIER = "sums.json"
 """The file of earlier versions, which goes on to count."""
+
+
+class OtherSum(Refused):
+    """A round was summed over others before, and over whom."""
+
+    def __init__(self, reason: str, clients: Sequence[int]):
+        super().__init__(reason)
+        self.clients = list(clients)
 
 
 def noted(folder: Path, round_number: int) -> list[int] | None:
@@ -30,21 +38,24 @@ def noted(folder: Path, round_number: int) -> list[int] | None:
 
 
 def settle(folder: Path, round_number: int, clients: Sequence[int]) -> None:
-    """Note that the round is summed over these clients, or raise Malformed if it was over others."""
+    """Note that the round is summed over these clients, or raise OtherSum if it was over others."""
     before = noted(folder, round_number)
     if before is None:
         _append(folder / NOTES, _line(round_number, clients))
     elif before != list(clients):
-        raise Malformed(
+        raise OtherSum(
             f"round {round_number} was summed over the clients {shown(before)} before, and the difference to "
             "a sum over others would be uploads that no mask hides: let these clients take part, or "
-            "begin the run anew with another seed and another out"
+            "begin the run anew with another seed and another out",
+            before,
         )
 
 
-def forget(folder: Path, round_number: int) -> None:
-    """Take the note of a round back over which nobody helped to sum it."""
+def correct(folder: Path, round_number: int, clients: Sequence[int] | None) -> None:
+    """Note that the round was summed over these clients, or not at all, whatever was noted of it before."""
     kept = [note for note in _notes(folder / NOTES) if note[0] != round_number]
+    if clients is not None:
+        kept.append((round_number, list(clients)))
     files.write(folder / NOTES, b"".join(_line(*note) for note in kept))
 
 

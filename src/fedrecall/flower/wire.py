@@ -239,15 +239,18 @@ class Refusal(NamedTuple):
 
     reason: str
     client: int = UNKNOWN
+    summed: list[int] | None = None
+    """Over whom it has helped to sum the round, where it refuses to sum it over others."""
 
 
-Value = TypeVar("Value", int, str)
+Value = TypeVar("Value", int, str, list[Any])
 Values = TypeVar("Values", bound=tuple[Any, ...])
 
 
 def pack(values: Any, tree: Any = None) -> RecordDict:
     """A message's content: the values, and the tree's tensors as named arrays, perhaps packed already."""
-    content = RecordDict({"values": ConfigRecord(dict(values._asdict()))})
+    said = {name: value for name, value in values._asdict().items() if value is not None}
+    content = RecordDict({"values": ConfigRecord(said)})
     if tree is not None:
         content["arrays"] = tree if isinstance(tree, ArrayRecord) else pack_arrays(tree)
     return content
@@ -285,7 +288,8 @@ def refused(content: RecordDict) -> Refusal | None:
         return None
     if not {"reason"} <= set(record) <= set(Refusal._fields):  # earlier versions say the reason alone
         return None
-    return Refusal(tidy(str(record["reason"])), said(content, "client", UNKNOWN))
+    summed = said(content, "summed", []) or None
+    return Refusal(tidy(str(record["reason"])), said(content, "client", UNKNOWN), summed)
 
 
 def said(content: RecordDict, name: str, otherwise: Value) -> Value:
