@@ -559,11 +559,11 @@ class Nodes:
             if tested.own:
                 own[client] = np.array(tested.own, np.int64).reshape(count, count)
             elif self._own_models:
-                missing.append(
-                    f"client {client}, evaluation of round {round_number}: it does not evaluate its own "
-                    "model, its own log says why"
+                log.warning(
+                    "client %d, evaluation of round %d: it does not evaluate its own model, its own log says "
+                    "why",
+                    *(client, round_number),
                 )
-                log.warning("%s", missing[-1])
             losses.append((tested.loss if tested.finite else math.nan, counts.sum()))
         nothing = np.zeros((count, count), np.int64)
         confusion = sum(by_client.values(), nothing)
