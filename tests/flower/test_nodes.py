@@ -1608,6 +1608,33 @@ def test_who_was_a_client_first_gets_its_place_back_though_the_server_was_starte
     assert "is now node" not in caplog.text
 
 
+@pytest.mark.parametrize(("recorded", "resume"), [(1, True), (0, True), (0, False)])
+def test_who_was_a_client_first_is_known_though_the_run_has_saved_nothing(recorded, resume, tmp_path):
+    """It is played from its first round on, by the name that it had."""
+    held, path = nodes(tmp_path / "nodes"), tmp_path / "run" / "federation.json"
+    run = {"out": str(tmp_path / "run"), "rounds": 2, "checkpoint_every": 2}
+    last = str(recorded + 1)
+    grid = Grid(held, lambda node, reply: None if grid.sent[-1].metadata.group_id == last else reply)
+    with pytest.raises(UserError, match="every client of the round failed"):
+        play(grid, **run)
+    name = files.read_json(path)["run"]
+    held[2222] = own = held.pop(1007)
+
+    def tamper(node: int, reply: Message) -> Message:
+        sent = grid.sent[-1].metadata
+        if (sent.message_type, sent.group_id) == ("train", "1"):
+            held[1007] = own
+        return reply
+
+    grid = Grid(held, tamper)
+    assert [r["failures"] for r in play(grid, **run, resume=resume).history] == [[], []]
+    trained = [m.metadata for m in grid.sent if m.metadata.message_type == "train"]
+    by = [{m.dst_node_id for m in trained if m.group_id == r} for r in "12"]
+    assert by == [{1000, 2222, 1014}, {1000, 1007, 1014}]
+    noted = files.read_json(path)
+    assert (noted["run"], noted["nodes"]["1"]) == (name, [1007, 2222])
+
+
 def test_a_node_with_a_registered_key_has_the_same_id_whenever_it_is_started():
     """As docs/deploy.md has it of Flower."""
     state = InMemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())

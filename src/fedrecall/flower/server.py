@@ -105,16 +105,16 @@ def serve(grid: Grid, config: Config, hosting: Hosting) -> Result:
 
 
 def _serve(grid: Grid, config: Config, hosting: Hosting, folder: RunFolder | None) -> Result:
-    before, over, noted = None, False, {}
+    noted = {} if folder is None else _noted(folder, hosting)
+    before, over = None, False
     if folder is not None and hosting.resume:
         newest = next(folder.checkpoints(), None)
-        noted = _noted(folder, hosting)
         before = None if newest is None else _agreed_before(folder, noted)
         over = newest is not None and _is_over(folder, newest.round_number, config)
     if before is None and config.initial is not None:
         initial.check(config.initial)
     nodes = Nodes(grid, config, hosting, before=before)
-    if folder is not None and before is not None:
+    if folder is not None and _keeps_name(noted, config, goes_on=before is not None):
         nodes.been = _been_before(folder, noted)
     own = _own_data(config)
     facts = before if before is not None and over else nodes.gather()
@@ -208,14 +208,14 @@ class Run(Experiment):
         facts = self.nodes.facts
         if self.folder is None or facts is None:  # no folder, or no node that is asked anything
             return name, start
-        path, what = self.folder.path / AGREED, wire.digest(configs.what(self.config))
+        path = self.folder.path / AGREED
         held = _read(path) if path.exists() else {}
-        if held and (self.history or held.get("what") == what):
+        if _keeps_name(held, self.config, goes_on=bool(self.history)):
             name, start = str(held["run"]), max(start, int(held.get("start", 0)) + 1)
         else:
             sums.clear(self.folder.path)
         with files.writing(self.folder.path):
-            begun = {"run": name, "start": start, "what": what}
+            begun = {"run": name, "start": start, "what": _what(self.config)}
             been = {NODES: self.nodes.been}
             files.write_json(path, {**begun, **marks(facts, self.nodes), **facts.data._asdict(), **been})
         return name, start
@@ -317,8 +317,17 @@ def _read(path: Path) -> dict[str, Any]:
     return held
 
 
+def _what(config: Config) -> str:
+    return wire.digest(configs.what(config))
+
+
+def _keeps_name(held: Mapping[str, Any], config: Config, goes_on: bool) -> bool:
+    """Whether the run is the one that this is noted of: it goes on, or is begun anew as it was."""
+    return bool(held) and (goes_on or held.get("what") == _what(config))
+
+
 def _noted(folder: RunFolder, hosting: Hosting) -> dict[str, Any]:
-    """What is noted of the federation of a run that goes on, or UserError if it cannot go on like this."""
+    """What is noted of the federation of a run, or UserError if it is to go on and cannot like this."""
     path = folder.path / AGREED
     if not path.exists():
         if not folder.recorded:
@@ -329,7 +338,7 @@ def _noted(folder: RunFolder, hosting: Hosting) -> dict[str, Any]:
         )
     held = _read(path)
     before = held.get("secure", hosting.secure)  # earlier versions do not say
-    if before != hosting.secure:
+    if hosting.resume and before != hosting.secure:
         raise UserError(
             f"{path.parent} was begun with secure = {before!r}, not {hosting.secure!r}: resume it as it was, "
             "or give another out."
