@@ -46,7 +46,7 @@ from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment, federate
 from fedrecall.flower import code as codes
 from fedrecall.flower import hosting, server, wire
-from fedrecall.flower.node import own_statistics
+from fedrecall.flower.node import own_statistics, told_statistics
 from fedrecall.flower.nodes import Facts, Nodes
 from fedrecall.flower.wire import Report
 from fedrecall.measures.accuracy import accuracy, class_accuracy, evaluate, forgetting
@@ -2033,6 +2033,8 @@ def test_numbers_that_never_vary_at_one_node_are_as_on_one_machine(still, along)
     assert mean == pytest.approx(np.ravel(x.mean(axes, dtype=float)), rel=1e-6, abs=1e-9)
     assert std == pytest.approx([s or 1 for s in np.ravel(x.std(axes, dtype=float))], rel=1e-5)
     assert told(False) == ([0.0], [1.0])
+    as_it_is = from_arrays(x[:8], [0] * 8, x[:0], [], standardise=False)
+    assert told_statistics(as_it_is) == ([0.0], [1.0])  # which does not tell that it never varies
 
 
 def test_what_nodes_call_their_classes_is_printed_in_one_short_line(tmp_path):

@@ -187,23 +187,29 @@ def _agreed(dataset: Dataset, data: Data, client: int) -> Dataset:
 
 def own_statistics(dataset: Dataset) -> tuple[list[float], list[float]]:
     """Means and deviations of its images' channels, of a table's columns as they were read, or as a data set
-    of its owner's has them; of other numbers than pixels a deviation of 0 where they never vary."""
+    of its owner's has them; of other numbers than pixels a deviation of 0 where they never vary, unless
+    they are left as they are."""
     if dataset.columns is not None:
         return dataset.columns.mean, dataset.columns.std
     size = channels(dataset.shape, dataset.floats)[0]
     mean, std = (v.expand(size) if len(v) == 1 else v for v in (dataset.mean, dataset.std))
-    if len(dataset.shape) > 1 and dataset.floats and (std == 1).any():
+    left = say_nothing(mean.tolist(), std.tolist())
+    if len(dataset.shape) > 1 and dataset.floats and not left and (std == 1).any():
         numbers = dataset.train.x.reshape(-1, len(std))
         std = torch.where((std == 1) & (numbers == numbers[:1]).all(0), 0.0, std)
     return mean.tolist(), std.tolist()
+
+
+def say_nothing(mean: Sequence[float], std: Sequence[float]) -> bool:
+    """Whether these are of what is left as it is, whatever it is; or of nothing but zeros."""
+    return all(m == 0 for m in mean) and all(s == 1 for s in std)
 
 
 def told_statistics(dataset: Dataset) -> tuple[list[float], list[float]]:
     """What `own_statistics` has, unless it would tell the server single examples."""
     mean, std = own_statistics(dataset)
     behind = dataset.train.x.numel() // len(mean)  # of each: an image has many pixels, a row one number
-    nothing = (np.array(mean) == 0).all() and (np.array(std) == 1).all()  # of what is left as it is
-    if behind < FEWEST and not nothing:
+    if behind < FEWEST and not say_nothing(mean, std):
         raise UserError(
             f"the mean and deviation of fewer than {FEWEST} numbers tell what these are, so it does not send "
             "them: give it more training examples, or let all nodes read their tables with standardise=false "

@@ -25,7 +25,7 @@ from fedrecall.errors import Malformed, Refused, UserError
 from fedrecall.flower import code as codes
 from fedrecall.flower import sums, wire
 from fedrecall.flower.hosting import Hosting
-from fedrecall.flower.node import ELSEWHERE
+from fedrecall.flower.node import ELSEWHERE, say_nothing
 from fedrecall.flower.replies import Replies
 from fedrecall.flower.secure import Round
 from fedrecall.flower.wire import Announcement, Data, Question, Report, Task, Tested
@@ -768,10 +768,10 @@ def _pooled(said: Sequence[Announcement]) -> tuple[list[float], list[float]]:
     means, stds = np.array([a.mean for a in said]), np.array([a.std for a in said])
     if image:  # pixels from 0 to 1 deviate by 0.5 at most: 1 is said of what never varies
         stds[stds == 1.0] = 0.0
+    elif len(said[0].shape) > 1 and not all(left := [say_nothing(a.mean, a.std) for a in said]):
+        stds[left] = 0.0  # if others' numbers are not left as they are, these are nothing but zeros
     mean = share @ means
     std = np.sqrt(share @ (stds**2 + (means - mean) ** 2))
-    if len(said[0].shape) > 1 and not image and (means == 0).all() and np.isin(stds, (0, 1)).all():
-        stds[:] = 1.0  # what is left as it is, though at one node it should never vary
     alike = ((means == means[0]) & (stds == stds[0])).all(0)  # then no rounding, nor a deviation made of it
     mean, std = np.where(alike, means[0], mean), np.where(alike, stds[0], std)
     return mean.tolist(), np.where(std > (PIXELS if image else NUMBERS)[0], std, 1.0).tolist()
