@@ -581,6 +581,24 @@ def test_seeds_that_were_run_in_two_checkouts_are_of_one_experiment(tmp_path, mo
     assert str(tmp_path) not in " ".join(said) + re.sub("<pre.*?</pre>", "", page, flags=re.DOTALL)
 
 
+def test_seeds_whose_data_lay_elsewhere_are_of_one_experiment(tmp_path):
+    def begun(place, seed, digest):
+        facts = {"data": {"train": 9, "test": 3, "digest": digest}} if digest else {}
+        data, deal = f"folder:/{place}/scans", f"file:/{place}/deal.json"
+        name = f"{place}{seed}{digest}"
+        write(tmp_path / name, made=MADE | facts, seed=seed, dataset=data, partition=deal)
+
+    for seed, place in enumerate(("a", "b")):
+        begun(place, seed, "01")
+        begun(place, seed, "")  # which data these are nobody knows
+    begun("b", 2, "02")
+    found = arrange(open_runs([tmp_path]))
+    assert sorted(tuple(g.seeds) for g in found) == [(0,), (0, 1), (1,), (2,)]
+    (of_two,) = [g for g in found if len(g.runs) == 2]
+    settings = in_words(of_two.runs[0].complete)
+    assert (settings["dataset"], settings["partition"]) == ("folder:scans", "file:deal.json")
+
+
 def test_what_another_content_of_a_partitions_file_dealt_is_another_experiment(tmp_path):
     deal = tmp_path / "deal.json"
     for name, share in (("a", 100), ("b", 60), ("c", 60)):

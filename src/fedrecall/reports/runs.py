@@ -127,10 +127,10 @@ class Run:
     def complete(self) -> dict[str, Any]:
         """The config with what it was saved without: settings added later, and which data the nodes have.
 
-        A user's own class is not loaded for it, and called the same wherever its file lies if the run noted
-        what that has; ``initial`` is a digest of that model if the run noted one. Numbers that are equal are
-        written alike, a share of clients as their number, and what the server holds as what it is where that
-        was left to the algorithm.
+        A user's own class is not loaded for it. What the run noted a digest of is called the same wherever it
+        lies: own code, data and a partition's file, and by the digest alone the model that was ``initial``.
+        Numbers that are equal are written alike, a share of clients as their number, and what the server
+        holds as what it is where that was left to the algorithm.
         """
         given, usual = self.config, configs.as_dict(Config())
         found = {k: v for k, v in usual.items() if k not in configs.NEEDED}
@@ -146,6 +146,9 @@ class Run:
                 found[kind] = {**usual_here, **given[kind]}
         found[HELD] = found[HELD] or self._needed
         found["initial"] = self.begun_with or found["initial"]
+        for kind, told in (("dataset", self._data_noted), ("partition", self._deal_noted)):
+            if told is not None and isinstance(path := found[kind].get("path"), str):
+                found[kind] = {**found[kind], "path": Path(path).name}
         if self.agreed is not None:
             found["dataset"] = {**found["dataset"], NODES: _data_of(self.agreed)}
             if "secure" in self.agreed:
@@ -240,19 +243,28 @@ class Run:
     @cached_property
     def noted(self) -> dict[str, str]:
         """What the last start noted of somebody's own ``code`` and of the ``data``: a digest of each."""
-        last = self.made[-1] if self.made else {}
-        code, data = last.get("code"), last.get("data")
+        code = self.made[-1].get("code") if self.made else None
         found = {}
         if isinstance(code, dict) and code:
             found["code"] = " ".join(f"{name}={str(digest)[:8]}" for name, digest in sorted(code.items()))
-        if isinstance(data, dict) and "digest" in data:
-            told = [str(data[k]) for k in ("digest", "origins") if k in data]
-            found["data"] = f"data {data.get('train')}+{data.get('test')} {' '.join(told)}"
-        divided = files.found(self.path / "partition.json")
-        if self.config["partition"]["name"] == "file" and divided:  # that may be written anew
-            mark = f"dealt as {self._divided.get('clients')}"
-            found["data"] = " ".join(filter(None, (found.get("data"), mark)))
+        if told := list(filter(None, (self._data_noted, self._deal_noted))):
+            found["data"] = " ".join(told)
         return found
+
+    @property
+    def _data_noted(self) -> str | None:
+        data = self.made[-1].get("data") if self.made else None
+        if not isinstance(data, dict) or "digest" not in data:
+            return None
+        told = [str(data[k]) for k in ("digest", "origins") if k in data]
+        return f"data {data.get('train')}+{data.get('test')} {' '.join(told)}"
+
+    @property
+    def _deal_noted(self) -> str | None:
+        """What a partition's file dealt, that may be written anew."""
+        if self.config["partition"]["name"] != "file" or not files.found(self.path / "partition.json"):
+            return None
+        return f"dealt as {self._divided.get('clients')}"
 
     @property
     def begun_with(self) -> str | None:
