@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedrecall import config as configs
 from fedrecall import files
+from fedrecall.comparison import Comparison, combinations
 from fedrecall.data.augmentation import default_for
 from fedrecall.data.datasets import Dataset
 from fedrecall.errors import UserError
 from fedrecall.experiment import Experiment, Result, Sink
 from fedrecall.records import RunFolder
+from fedrecall.specs import shown
 
 
 def run(
@@ -26,10 +29,7 @@ def run(
     must be all that it was begun with, but for how far and where (``rounds``, ``backend``, ...); so the same
     call begins a run and goes on with it. ``progress`` shows on the error stream how it goes.
     """
-    given, root = settings.pop("dataset", None), settings.pop("data_root", None)
-    dataset = given if isinstance(given, Dataset) else None
-    if given is not None and dataset is None:
-        settings["dataset"] = given
+    dataset, root = _data(settings)
     sinks: list[Sink] = []
     if "sinks" in settings:
         settings["sinks"], sinks = _named_and_made(settings["sinks"])
@@ -44,19 +44,82 @@ def run(
             settings.setdefault("augmentation", str(default_for(dataset.name)))
         config = configs.make(configs.nested(settings))
     if progress:
-        sinks = [*_shown(), *sinks]
+        sinks = [*_shown()(""), *sinks]
     return Experiment(config, out, resume=resume, dataset=dataset, data_root=root, sinks=sinks).run()
 
 
-def _shown() -> list[Sink]:
-    """Who shows how a run goes; nobody on a machine that has torch and little else."""
+def compare(
+    *algorithms: Any,
+    out: Path | str | None = None,
+    seeds: int = 1,
+    over: Mapping[str, Sequence[Any]] | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Comparison:
+    """Train several algorithms over the same federation: ``fedrecall.compare("fedavg", "fedntd", seeds=3)``.
+
+    Each has a run for each of ``seeds`` seeds; ``over`` compares them with each of these values of a setting,
+    of several settings with every combination: ``over={"lr": [0.01, 0.1]}``. With ``out`` the runs are kept
+    in that folder, and those that were begun there are gone on with. A run that diverges has failed, and the
+    others go on. Other settings are those of `run`.
+    """
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+        raise UserError(f"compare: seeds = {shown(seeds)} is to be how many runs each has, 1 or more.")
+    dataset, root = _data(settings)
+    axes = [(key, _values(values), f"compare: over {key!r}") for key, values in (over or {}).items()]
+    for key, values, said in axes:
+        if not values:
+            raise UserError(f"{said}: give its values, as in over={{'lr': [0.01, 0.1]}}.")
+        if dataset is not None and key.partition(".")[0] == "dataset":
+            raise UserError(f"{said}: the data are given already: name them in over alone, or leave it out.")
+    if dataset is not None:
+        settings.setdefault("augmentation", str(default_for(dataset.name)))
+    if "sinks" in settings and _named_and_made(settings["sinks"])[1]:
+        raise UserError(
+            "compare: an object among sinks would be told of all runs at once: name sinks instead."
+        )
+    made = Comparison(
+        algorithms,
+        configs.nested(settings),
+        seeds,
+        combinations(axes),
+        files.expanded(out) if out is not None else None,
+        data_root=root,
+        dataset=dataset,
+    )
+    told = _shown(len(made.plans)) if progress else lambda _setting: []
+    made.play(lambda planned: told(planned.setting))
+    for folder in made.elsewhere:
+        said = "is being played by another process; the same call, made again, has its numbers."
+        warnings.warn(f"{folder} {said}", RuntimeWarning, stacklevel=2)
+    return made
+
+
+def _data(settings: dict[str, Any]) -> tuple[Dataset | None, Path | None]:
+    """Data that are given as such, and where others are; only a name of them is left among settings."""
+    dataset, root = settings.get("dataset"), settings.pop("data_root", None)
+    root = files.expanded(root) if root is not None else None
+    if dataset is None or isinstance(dataset, Dataset):
+        settings.pop("dataset", None)
+        return dataset, root
+    return None, root
+
+
+def _values(given: Any) -> list[Any]:
+    """One or several."""
+    return [given] if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable) else [*given]
+
+
+def _shown(runs: int = 1) -> Callable[[str], list[Sink]]:
+    """Who shows how a run goes, by what tells it from others; nobody where torch is and little else."""
     try:
         from rich.console import Console
 
         from fedrecall.cli import progress
     except ModuleNotFoundError:
-        return []
-    return [progress.shown(progress.Display(Console(stderr=True)))]
+        return lambda _setting: []
+    display = progress.Display(Console(stderr=True), runs)
+    return lambda setting: [progress.shown(display, setting)]
 
 
 def _named_and_made(sinks: Any) -> tuple[list[str], list[Any]]:

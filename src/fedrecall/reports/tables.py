@@ -87,7 +87,8 @@ def _escaped(text: str) -> str:
     return "".join(_SPECIAL.get(sign, sign) for sign in text)
 
 
-def _markdown(entries: Sequence[Entry]) -> str:
+def markdown(entries: Sequence[Entry]) -> str:
+    """The table as text that reads well as it is, too."""
     head, rows = _cells(entries)
     ruler = ["---" if name in _WORDS else "---:" for name in head]
     lines = [
@@ -166,4 +167,4 @@ def _csv(entries: Sequence[Entry]) -> str:
     return text.getvalue()
 
 
-_WRITTEN: dict[str, Callable[[Sequence[Entry]], str]] = {".tex": _latex, ".csv": _csv, ".md": _markdown}
+_WRITTEN: dict[str, Callable[[Sequence[Entry]], str]] = {".tex": _latex, ".csv": _csv, ".md": markdown}

@@ -1,0 +1,416 @@
+"""Several algorithms over the same federation: their runs planned, checked, played and put side by side."""
+
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from fedrecall import config as configs
+from fedrecall import files, provenance, specs
+from fedrecall.algorithms import ALGORITHMS
+from fedrecall.config import Config
+from fedrecall.contracts import promise
+from fedrecall.data.datasets import Dataset, load
+from fedrecall.errors import Busy, Diverged, UserError
+from fedrecall.experiment import Experiment, Result, Sink, check, device_of
+from fedrecall.models.networks import named
+from fedrecall.records import AT_HOME, RunFolder, how_often, looked_back_on, scalars, steps
+from fedrecall.reports import tables
+from fedrecall.reports.statistics import Difference, paired_difference
+from fedrecall.reports.tables import Entry
+from fedrecall.together import play, stacks
+
+
+class End(NamedTuple):
+    """What a run has to show: numbers, or why there are none; neither of one that did not come to its end."""
+
+    accuracy: float | None = None
+    forgetting: float | None = None
+    seconds: float | None = None
+    bytes_down: int | None = None
+    bytes_up: int | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    clients_mean: float | None = None
+    worst_tenth: float | None = None
+    at_home: bool | None = None
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm's runs, an entry a seed: None where the run failed, or was not played to its end."""
+
+    name: str
+    accuracy: list[float | None]
+    forgetting: list[float | None]
+    seconds: list[float | None]
+    bytes_down: list[int | None]
+    bytes_up: list[int | None]
+    epsilon: list[float | None]
+    """What `private` spent, at ``delta``; None of a run that promises nothing."""
+    delta: list[float | None]
+    clients_mean: list[float | None]
+    """Of all clients' own accuracies, as is ``worst_tenth``, where the measure `fairness` recorded them."""
+    worst_tenth: list[float | None]
+    at_home: list[bool | None]
+    """Whether these are on the test examples from where clients are, not by their mixture of classes."""
+    failed: list[str | None]
+    """Why, where a run failed."""
+
+
+class Planned(NamedTuple):
+    """One run of the comparison."""
+
+    name: str
+    """Its algorithm, as it was named."""
+    setting: str
+    """What else tells it from others, in words; "" where nothing does."""
+    made: Config
+    over: Mapping[str, Any] = MappingProxyType({})
+    """Those settings by their names."""
+
+
+class Comparison:
+    """Runs of several algorithms over the same federation, perhaps with each of several settings.
+
+    It prints as a table; `runs` and `rounds` are flat dicts, which pandas takes.
+    """
+
+    def __init__(
+        self,
+        algorithms: Sequence[Any],
+        base: Mapping[str, Any],
+        seeds: int = 1,
+        settings: Sequence[Mapping[str, Any]] = ({},),
+        out: Path | None = None,
+        *,
+        data_root: Path | None = None,
+        dataset: Dataset | None = None,
+    ):
+        """Check every run before the first is played.
+
+        ``base``: the settings of all. ``settings``: what else some have, see `combinations`. ``out``: the
+        folder for run folders, where runs that were begun earlier are gone on with. ``dataset``: the data of
+        all, in the place of what the settings name.
+        """
+        if "algorithm" in base:
+            raise UserError(
+                "compare takes an algorithm's settings with its name, such as fedntd:beta=3: "
+                "leave algorithm out of the other settings."
+            )
+        names = [_called(algorithm) for algorithm in algorithms]
+        if not names:
+            raise UserError("compare: name at least one algorithm.")
+        for (one, a), (other, b) in itertools.combinations(zip(names, algorithms, strict=True), 2):
+            if one == other:
+                raise UserError(f"compare: {one} is named twice.")
+            if ALGORITHMS.make(a) == ALGORITHMS.make(b):
+                raise UserError(f"compare: {one} and {other} are the same algorithm with the same settings.")
+        self.seeds = seeds
+        self.plans = [run for setting in settings for run in plan(algorithms, base, seeds, setting)]
+        self._folders = [run_folder(planned, out) for planned in self.plans]
+        self._datasets = _Loaded(data_root, dataset)
+        self._ends: dict[int, End] = {}
+        self._records: dict[int, Sequence[Mapping[str, Any]]] = {}
+        _check_apart(self.plans, self._folders)
+        for planned, folder in zip(self.plans, self._folders, strict=True):
+            check(planned.made, folder, self._datasets.of(planned.made))
+            _check_alike(planned.made, folder)
+
+    def play(self, sinks: Callable[[Planned], Sequence[Sink]]) -> None:
+        """Play every run but those that another process plays; ``sinks`` gives whoever is told of one.
+
+        A run that diverges has failed, and the others go on.
+        """
+        for _ in range(2):  # a run that another process plays may be over when the others are
+            places = self._left
+            for stack in stacks([self.plans[i].made for i in places]):
+                self._play([places[k] for k in stack], sinks)
+
+    def _play(self, places: Sequence[int], sinks: Callable[[Planned], Sequence[Sink]]) -> None:
+        """Play one of the stacks, but for runs that another process has; what its runs came to is noted at
+        once, whatever comes of the others."""
+        dataset = self._datasets.of(self.plans[places[0]].made)
+        experiments: dict[int, Experiment] = {}
+        for i in places:
+            made, told = self.plans[i].made, sinks(self.plans[i])
+            with suppress(Busy):
+                experiments[i] = Experiment(made, self._folders[i], resume=True, dataset=dataset, sinks=told)
+        begun = list(experiments)
+
+        def ended(number: int, found: Result | Diverged) -> None:
+            self._ends[begun[number]] = end(found)
+            if isinstance(found, Result):
+                self._records[begun[number]] = found.records
+
+        if experiments:
+            play(list(experiments.values()), ended)
+
+    @property
+    def _left(self) -> list[int]:
+        return [i for i in range(len(self.plans)) if i not in self._ends]
+
+    @property
+    def elsewhere(self) -> list[Path]:
+        """The folders of runs that have not ended here: after `play`, those that another process plays."""
+        return [folder for i in self._left if (folder := self._folders[i]) is not None]
+
+    @property
+    def rows(self) -> dict[str, list[Row]]:
+        """A row for each algorithm, of every setting, by its words."""
+        return rows_of(self.plans, self._ends)
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """A flat dict a run: algorithm, settings that vary, seed, and its numbers after the last round.
+
+        Of a run that failed there is why, ``failed``; all other numbers are None.
+        """
+        return [{**whose, **self._ends.get(i, End())._asdict()} for i, whose in enumerate(self._whose)]
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """A flat dict for every round of every run that has come to its end, for curves."""
+        whose = self._whose
+        return [
+            {
+                **whose[i],
+                "round": r["round"],
+                **scalars(r),
+                **whose[i],
+            }  # a setting's name is that of its value
+            for i in range(len(self.plans))
+            for r in self._records.get(i, ())
+        ]
+
+    @property
+    def _whose(self) -> list[dict[str, Any]]:
+        return [{"algorithm": p.name, **p.over, "seed": p.made.seed} for p in self.plans]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """A line for each algorithm of every setting, with its difference to the first algorithm."""
+        made = {planned.setting: planned.made for planned in self.plans}
+        return [entry for s, rows in self.rows.items() for entry in entries(rows, s, made[s])]
+
+    def write(self, path: Path | str) -> None:
+        """Write `entries` as a .tex, .md or .csv file."""
+        path = files.expanded(path)
+        tables.check(path)
+        tables.write(path, self.entries)
+
+    def __str__(self) -> str:
+        return tables.markdown(self.entries)
+
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows."""
+        return str(self)
+
+    def __repr__(self) -> str:
+        names = ", ".join(dict.fromkeys(p.name for p in self.plans))
+        return f"<Comparison of {names}: {len(self._ends)} of {len(self.plans)} runs>"
+
+
+class _Loaded:
+    """Data sets, each loaded and moved to the device once while runs of the same one follow each other."""
+
+    def __init__(self, root: Path | None, given: Dataset | None):
+        """``given``: the only one, in the place of what the settings name."""
+        self._root, self._held = root, given
+        self._spec: Any = None
+        self._loads = given is None
+
+    def of(self, config: Config) -> Dataset:
+        """That of a run."""
+        if self._held is None or (self._loads and self._spec != config.dataset):
+            self._held, self._spec = load(config.dataset, root=self._root), config.dataset
+        self._held = self._held.to(device_of(config))
+        return self._held
+
+
+def _check_alike(made: Config, folder: Path | None) -> None:
+    """Raise UserError if the run in the folder was looked at after other rounds."""
+    if folder is None or not RunFolder(folder).started:
+        return
+    records = RunFolder(folder).metrics()
+    looked, every = looked_back_on(records), made.evaluate_every
+    wanted = list(range(every, len(records), every))
+    if looked != wanted:
+        said, found = how_often(looked), steps(looked)
+        same = f"--evaluate-every {found[0][0]}, or " if len(found) == 1 else ""
+        raise UserError(
+            f"{folder} was evaluated {said}, not {how_often([every])}, and forgetting depends on it: give "
+            f"{same}another --out."
+        )
+
+
+_INSTEAD = {
+    "algorithm": "name an algorithm once for each, such as fedntd:beta=1 fedntd:beta=3",
+    "seed": "the number of seeds says how many there are",
+}
+
+
+def combinations(over: Iterable[tuple[str, Sequence[Any], str]]) -> list[dict[str, Any]]:
+    """Every combination of the values that settings are to have, by their dotted keys.
+
+    ``over``: a setting, its values, and how its mistakes are spoken of.
+    """
+    axes: dict[str, Sequence[Any]] = {}
+    for given, values, said in over:
+        (key,) = configs.in_full({given: None})
+        if instead := _INSTEAD.get(key.partition(".")[0]):
+            raise UserError(f"{said}: {instead}.")
+        if key in axes or len({_words(key, value) for value in values}) < len(values):
+            raise UserError(f"{said}: {key} or one of its values is there twice.")
+        axes[key] = values
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def _words(key: str, value: Any) -> str:
+    """A setting's value in words, those of a text its own."""
+    if isinstance(value, str):
+        return value
+    if key in configs.REGISTRIES:
+        registry = configs.REGISTRIES[key]
+        return specs.short_text(registry, registry.spec(registry.make(value)))
+    return specs.word(named(value) if key == "model" else value)
+
+
+def _called(algorithm: Any) -> str:
+    """What an algorithm is called here: as it was named, or what would name it."""
+    text = _words("algorithm", algorithm)
+    if isinstance(algorithm, str):
+        return text
+    place = ALGORITHMS.parse(algorithm)[0]
+    return text.replace(place, provenance.named(place), 1) if place not in ALGORITHMS else text
+
+
+def plan(
+    algorithms: Sequence[Any],
+    base: Mapping[str, Any],
+    seeds: int,
+    setting: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Planned]:
+    """Every run of a setting; the federation is the same for all algorithms of a seed."""
+    base = configs.override(base, setting)
+    over: dict[str, Any] = {}
+    for key, value in setting.items():
+        number = isinstance(value, (int, float))
+        over[key.removeprefix("training.")] = value if number else _words(key, value)
+    said = ", ".join(f"{key}={_words(key, value)}" for key, value in over.items())
+    needed = max(ALGORITHMS.make(algorithm).auxiliary_per_class for algorithm in algorithms)
+    first = configs.make({**base, "algorithm": algorithms[0], "auxiliary_per_class": needed}).seed
+    return [
+        Planned(
+            _called(algorithm),
+            said,
+            configs.make({"auxiliary_per_class": needed, **base, "algorithm": algorithm, "seed": first + k}),
+            over,
+        )
+        for k in range(seeds)
+        for algorithm in algorithms
+    ]
+
+
+def run_folder(planned: Planned, out: Path | None) -> Path | None:
+    """Where a run of the comparison is kept, if it is."""
+    words = f"{_seen(planned.name)} {planned.setting}" if planned.setting else _seen(planned.name)
+    called = re.sub("[:/]", "-", words.replace(", ", "-").replace(" ", "-"))
+    return None if out is None else out / f"{called}-seed{planned.made.seed}"
+
+
+def _seen(name: str) -> str:
+    """An algorithm's name as that of a folder that is not hidden.
+
+    Of a file in another folder than this one or those in it, a digest stands for where it is.
+    """
+    place, _, rest = name.partition(":")
+    if not place.endswith(".py"):
+        return name
+    from_here = os.path.normpath(place)
+    if not from_here.startswith((".", "/")):
+        return f"{from_here}:{rest}"
+    path = Path(place).resolve()
+    digest = hashlib.blake2b(os.fsencode(path), digest_size=3).hexdigest()
+    return f"{path.name.lstrip('.')}-{digest}:{rest}"
+
+
+def _check_apart(plans: Sequence[Planned], folders: Sequence[Path | None]) -> None:
+    """Raise UserError if two runs would be kept in one folder."""
+    kept: dict[Path, Planned] = {}
+    for planned, folder in zip(plans, folders, strict=True):
+        if folder is not None and (other := kept.setdefault(folder, planned)) is not planned:
+            raise UserError(
+                f"compare: {other.name} and {planned.name} would be kept in one folder, {folder}: leave one "
+                "out."
+            )
+
+
+def end(result: Result | Diverged) -> End:
+    """The numbers of a run that went through, or why it did not."""
+    if isinstance(result, Diverged):
+        return End(failed=str(result))
+    last = result.records[-1]
+    seconds = sum(h["seconds"]["train"] for h in result.records)
+    sent = last["bytes_down"], last["bytes_up"]
+    fares = last.get("measures", {}).get("fairness", {})
+    at_home = AT_HOME in fares if fares else None
+    fares = fares.get(AT_HOME, fares)
+    of_clients = fares.get("mean"), fares.get("worst_tenth"), at_home
+    epsilon, delta = promise(last) or (None, None)
+    return End(result.accuracy, result.forgetting, seconds, *sent, epsilon, delta, *of_clients)
+
+
+def rows_of(plans: Sequence[Planned], ends: Mapping[int, End]) -> dict[str, list[Row]]:
+    """The rows of every setting, of the runs at these places that have ended."""
+    found: dict[str, dict[str, list[End]]] = {}
+    for i, planned in enumerate(plans):
+        found.setdefault(planned.setting, {}).setdefault(planned.name, []).append(ends.get(i, End()))
+    return {
+        setting: [row(name, _of_one_kind(own, named)) for name, own in named.items()]
+        for setting, named in found.items()
+    }
+
+
+def _of_one_kind(own: Sequence[End], all_: Mapping[str, Sequence[End]]) -> list[End]:
+    """Without how clients fare by mixture of classes, as earlier versions had it, where others have it at
+    home."""
+    if not any(end.at_home for ends in all_.values() for end in ends):
+        return list(own)
+    return [e if e.at_home else e._replace(clients_mean=None, worst_tenth=None) for e in own]
+
+
+def row(name: str, ends: Sequence[End]) -> Row:
+    """What the table shows of an algorithm."""
+    return Row(name, **{field: [getattr(e, field) for e in ends] for field in End._fields})
+
+
+def known(values: Sequence[Any]) -> list[Any]:
+    """Those of the runs that have one."""
+    return [v for v in values if v is not None]
+
+
+def difference(first: Row, other: Row) -> Difference | None:
+    """How much higher the other's accuracy is, over the seeds whose runs both went through."""
+    both = zip(first.accuracy, other.accuracy, strict=False)
+    pairs = [(a, b) for a, b in both if a is not None and b is not None]
+    return paired_difference([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
+
+
+def entries(rows: Sequence[Row], setting: str, made: Config) -> list[Entry]:
+    """The rows of a setting as lines of a table in a file."""
+    found = []
+    for r in rows:
+        accuracy, forgetting = known(r.accuracy), known(r.forgetting)
+        entry = Entry(setting, r.name, made.rounds, accuracy, forgetting, split=made.split)
+        found.append(entry._replace(failed=len(known(r.failed))))
+        if r is not rows[0]:
+            found[-1] = found[-1]._replace(against=rows[0].name, difference=difference(rows[0], r))
+    return found

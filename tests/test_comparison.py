@@ -1,0 +1,172 @@
+"""Several algorithms side by side, from Python."""
+
+import csv
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import fedrecall
+from fedrecall import config as configs
+from fedrecall.algorithms.fedntd import FedNTD
+from fedrecall.cli.app import app
+from fedrecall.data.datasets import load
+from fedrecall.errors import UserError
+from fedrecall.records import scalars
+from fedrecall.reports.statistics import paired_difference
+
+SMALL = {
+    "dataset": "digits",
+    "model": "mlp:8",
+    "clients": 4,
+    "sample": 2,
+    "backend": "serial",
+    "local_epochs": 1,
+    "rounds": 2,
+}
+
+
+def test_each_run_is_what_it_is_alone_and_differences_are_of_pairs():
+    found = fedrecall.compare("fedavg", "fedntd", seeds=2, progress=False, **SMALL)
+    alone = {
+        (name, seed): fedrecall.run(algorithm=name, seed=seed, progress=False, **SMALL)
+        for seed in (0, 1)
+        for name in ("fedavg", "fedntd")
+    }
+    assert [(r["algorithm"], r["seed"]) for r in found.runs] == list(alone)
+    assert [(r["accuracy"], r["forgetting"]) for r in found.runs] == [
+        (result.accuracy, result.forgetting) for result in alone.values()
+    ]
+    rows = [
+        (r["algorithm"], r["seed"], r["round"], r["accuracy"], r["class_accuracy/3"]) for r in found.rounds
+    ]
+    assert rows == [
+        (*whose, r["round"], scalars(r)["accuracy"], r["class_accuracy"][3])
+        for whose, result in alone.items()
+        for r in result.history
+    ]
+    first, second = found.entries
+    assert (first.difference, second.against) == (None, "fedavg")
+    assert second.difference == paired_difference(first.accuracy, second.accuracy)
+    assert repr(found) == "<Comparison of fedavg, fedntd: 4 of 4 runs>"
+
+
+def test_it_finds_what_the_command_finds_and_goes_on_with_its_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = [f"--{k.replace('_', '-')}={v}" for k, v in SMALL.items()]
+    said = ["compare", "fedavg", "fedntd:2", *options, "--over", "lr=0.01,0.1", "--json", "found.json"]
+    assert CliRunner().invoke(app, [*said, "--out", "runs"]).exit_code == 0
+    tables = json.loads((tmp_path / "found.json").read_text())["tables"]
+    played = {p: p.read_bytes() for p in (tmp_path / "runs").glob("*/metrics.jsonl")}
+    algorithms = ("fedavg", FedNTD(beta=2))
+    found = fedrecall.compare(*algorithms, over={"lr": [0.01, 0.1]}, out="runs", progress=False, **SMALL)
+    assert [[vars(row) for row in rows] for rows in found.rows.values()] == [t["rows"] for t in tables]
+    assert [(r["algorithm"], r["lr"]) for r in found.runs] == [
+        ("fedavg", 0.01),
+        ("fedntd:2", 0.01),
+        ("fedavg", 0.1),
+        ("fedntd:2", 0.1),
+    ]
+    assert {p: p.read_bytes() for p in (tmp_path / "runs").glob("*/metrics.jsonl")} == played
+    assert len(played) == 4
+
+
+def test_its_table_is_printed_shown_by_notebooks_and_written(tmp_path):
+    found = fedrecall.compare("fedavg", "fedntd", progress=False, **SMALL)
+    found.write(tmp_path / "table.md")
+    assert (tmp_path / "table.md").read_text() == str(found) == found._repr_markdown_()
+    (line,) = [line for line in str(found).splitlines() if line.startswith("| fedntd ")]
+    assert f"{100 * found.runs[1]['accuracy']:.2f}" in line
+    found.write(str(tmp_path / "table.csv"))
+    lines = list(csv.DictReader((tmp_path / "table.csv").open()))
+    assert [float(row["accuracy"]) for row in lines] == [r["accuracy"] for r in found.runs]
+    with pytest.raises(UserError, match=r"name a file that ends in \.tex, \.csv, \.md"):
+        found.write(tmp_path / "table.xlsx")
+
+
+def test_data_that_were_given_are_those_of_all_runs():
+    digits = load("digits")
+    few = fedrecall.from_arrays(digits.train.x[:300, 0].numpy(), digits.train.y[:300].numpy(), name="few")
+    settings = {k: v for k, v in SMALL.items() if k != "dataset"} | {"dataset": few, "progress": False}
+    found = fedrecall.compare("fedavg", over={"partition": ["iid", "shards:2"]}, **settings)
+    alone = [fedrecall.run(partition=p, **settings).accuracy for p in ("iid", "shards:2")]
+    assert [r["accuracy"] for r in found.runs] == alone
+    assert [r["partition"] for r in found.runs] == ["iid", "shards:2"]
+
+
+def test_a_run_that_diverges_has_failed_and_the_others_go_on():
+    found = fedrecall.compare("fedavg", over={"lr": [1e30, 0.1]}, progress=False, **SMALL)
+    failed, went = found.runs
+    assert failed["failed"]
+    assert failed["accuracy"] is None
+    assert went["failed"] is None
+    assert {r["lr"] for r in found.rounds} == {0.1}
+    assert "failed" in str(found)
+
+
+def test_what_another_process_plays_is_said(tmp_path):
+    config = configs.make(configs.nested(SMALL))
+    held = fedrecall.Experiment(config, tmp_path / "fedavg-seed0")
+    with pytest.warns(RuntimeWarning, match="fedavg-seed0 is being played by another process"):
+        found = fedrecall.compare("fedavg", "fedntd", out=tmp_path, progress=False, **SMALL)
+    held.close()
+    assert [r["accuracy"] is None for r in found.runs] == [True, False]
+    found = fedrecall.compare("fedavg", "fedntd", out=tmp_path, progress=False, **SMALL)
+    assert None not in [r["accuracy"] for r in found.runs]
+
+
+def test_it_says_how_it_goes_on_the_error_stream(capfd):
+    fedrecall.compare("fedavg", "fedntd", **SMALL)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert [line for line in err.splitlines() if line.endswith("2 rounds")] == [
+        "fedavg seed 0: 2 rounds",
+        "fedntd seed 0: 2 rounds",
+    ]
+    fedrecall.compare("fedavg", progress=False, **SMALL)
+    assert capfd.readouterr() == ("", "")
+
+
+class Told:
+    """A sink."""
+
+    def begin(self, config, history): ...
+    def record(self, record): ...
+    def end(self): ...
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "given", "said"),
+    [
+        ((), {}, "compare: name at least one algorithm"),
+        ((["fedavg", "fedntd"],), {}, "algorithm: a name, a mapping or a dataclass is wanted"),
+        (("fedavg", "fedavg"), {}, "fedavg is named twice"),
+        (
+            ("fedntd:beta=2", FedNTD(beta=2)),
+            {},
+            "fedntd:beta=2 and fedntd:2 are the same algorithm with the same settings",
+        ),
+        (("fedavg",), {"algorithm": "fedntd"}, "leave algorithm out of the other settings"),
+        (("fedavg",), {"seeds": 0}, "seeds = 0 is to be how many runs each has"),
+        (("fedavg",), {"seeds": [0, 1]}, "seeds = .* is to be how many runs each has"),
+        (("fedavg",), {"over": {"lr": []}}, "over 'lr': give its values"),
+        (
+            ("fedavg",),
+            {"over": {"lr": [0.1, "0.1"]}},
+            "over 'lr': training.lr or one of its values is there twice",
+        ),
+        (("fedavg",), {"over": {"seed": [0, 1]}}, "over 'seed': the number of seeds says how many"),
+        (("fedavg",), {"over": {"lrr": [0.1]}}, "config has no 'lrr'; did you mean 'lr'"),
+        (("fedavg",), {"sinks": [Told()]}, "an object among sinks would be told of all runs at once"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_played(tmp_path, algorithms, given, said):
+    with pytest.raises(UserError, match=said):
+        fedrecall.compare(*algorithms, out=tmp_path / "runs", **SMALL | given)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_data_that_were_given_do_not_vary():
+    settings = SMALL | {"dataset": load("digits")}
+    with pytest.raises(UserError, match="over 'dataset': the data are given already"):
+        fedrecall.compare("fedavg", over={"dataset": ["digits"]}, **settings)
