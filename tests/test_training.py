@@ -12,6 +12,7 @@ from torch import nn
 
 from fedrecall import losses, trees
 from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.algorithms.fednova import FedNova
 from fedrecall.algorithms.scaffold import Scaffold
 from fedrecall.data.client import ClientData
 from fedrecall.errors import UserError
@@ -226,6 +227,37 @@ def test_the_order_depends_on_seed_round_and_client(changed):
 
 
 # When numbers stop being numbers.
+
+
+def test_who_straggles_and_how_early_it_stops_is_drawn_for_every_client_and_round():
+    recipe = Recipe(local_epochs=4, stragglers=0.6)
+    made = [recipe.epochs(5, t, k) for t in range(1, 101) for k in range(100)]
+    found = [made.count(e) / len(made) for e in (1, 2, 3, 4)]
+    assert found == pytest.approx([0.15, 0.15, 0.15, 0.55], abs=0.02)  # four deviations
+    alone = [Recipe(local_epochs=4, stragglers=1.0).epochs(5, t, 3) for t in range(1, 401)]
+    assert [alone.count(e) / 400 for e in (1, 2, 3, 4)] == pytest.approx([0.25] * 4, abs=0.09)
+    assert alone[:20] != [Recipe(local_epochs=4, stragglers=1.0).epochs(6, t, 3) for t in range(1, 21)]
+    assert {Recipe(local_epochs=4).epochs(5, t, 3) for t in range(1, 50)} == {4}
+    assert {Recipe(local_epochs=1, stragglers=1.0).epochs(5, t, 3) for t in range(1, 50)} == {1}
+
+
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg(), Scaffold(), FedNova()], ids=["fedavg", "scaffold", "fednova"]
+)
+def test_a_straggler_makes_the_visit_of_somebody_who_has_so_few_epochs(algorithm):
+    late, data = Recipe(4, 10, 0.1, 0.9, 0.9, 0.01, stragglers=1.0), client()
+    seen = set()
+    for number in range(1, 9):
+        where = {"seed": 5, "round_number": number, "client": 7}
+        epochs = late.epochs(**where)
+        seen.add(epochs)
+        found = go(algorithm, network(), late, data, **where)
+        expected = go(algorithm, network(), Recipe(epochs, 10, 0.1, 0.9, 0.9, 0.01), data, **where)
+        assert_same((found.up, found.memory, found.loss), (expected.up, expected.memory, expected.loss), 0)
+        if isinstance(algorithm, FedNova):
+            sgd = Sgd(0.1, 0.9, 0.01, epochs * 3)  # 23 examples are three batches of ten
+            assert float(found.up.steps) == pytest.approx(sgd.effective_steps(), abs=1e-12)
+    assert seen == {1, 2, 3, 4}
 
 
 def test_a_loss_that_is_no_number_ends_the_visit():

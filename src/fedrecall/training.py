@@ -35,15 +35,25 @@ class Recipe:
     """Momentum of local SGD; its buffer starts fresh at every visit and is never sent."""
     weight_decay: Annotated[float, NON_NEGATIVE] = 1e-5
     """L2 penalty, added to the gradient."""
+    stragglers: Annotated[float, Range(0, 1)] = 0.0
+    """Share of visits that end early: after 1 to E passes, drawn anew for every client and round."""
 
-    def steps(self, examples: int) -> int:
-        """Batches in one visit of a client with this many examples."""
-        return self.local_epochs * math.ceil(examples / self.batch_size)
+    def epochs(self, seed: int, round_number: int, client: int) -> int:
+        """Passes over its examples that a client makes at this visit: the same whatever the algorithm."""
+        if not self.stragglers:
+            return self.local_epochs
+        stream = streams.numpy_stream(seed, "epochs", round_number, client)
+        passes = int(stream.integers(1, self.local_epochs, endpoint=True))
+        return passes if stream.random() < self.stragglers else self.local_epochs
 
-    def sgd(self, round_number: int, examples: int) -> Sgd:
+    def steps(self, examples: int, epochs: int | None = None) -> int:
+        """Batches in so many passes over this many examples; by default in those of who does not straggle."""
+        return (self.local_epochs if epochs is None else epochs) * math.ceil(examples / self.batch_size)
+
+    def sgd(self, round_number: int, examples: int, epochs: int | None = None) -> Sgd:
         """The optimiser of a visit in this round (the first is round 1)."""
         lr = self.lr * self.lr_decay ** (round_number - 1)
-        return Sgd(lr, self.momentum, self.weight_decay, self.steps(examples))
+        return Sgd(lr, self.momentum, self.weight_decay, self.steps(examples, epochs))
 
 
 class Failure(NamedTuple):
@@ -164,7 +174,8 @@ def begin(
     ``laid_out``: the model's tensors lie in memory as it is trained fastest, one client at a time.
     """
     since = time.perf_counter()
-    sgd = recipe.sgd(round_number, len(data))
+    epochs = recipe.epochs(seed, round_number, client)
+    sgd = recipe.sgd(round_number, len(data), epochs)
     data = data.numbered(client, sgd)
     chance = hooks_chance(algorithm, seed, round_number, client)
     if memory is None:
@@ -178,7 +189,7 @@ def begin(
     start = trees.detached(own)
     start = model.laid_out(start) if laid_out else start
     state = State(start.params, start.buffers, {n: torch.zeros_like(p) for n, p in start.params.items()})
-    draws = data.draw(recipe.local_epochs, seed, round_number, client)
+    draws = data.draw(epochs, seed, round_number, client)
     return Begun(client, data, memory, sgd, anchor, state, draws, since, chance, model.structure())
 
 

@@ -51,7 +51,7 @@ pytestmark = pytest.mark.filterwarnings("error:There is a performance drop")
 
 NET = f"{Path(__file__).with_name('vectorised_net.py')}:Net"
 HARD = {"model": NET, "augmentation": "crop:1+flip+cutout:2", "partition": "lda:0.5", "rounds": 2}
-HARD |= {"training": {"local_epochs": 2, "batch_size": 20}}
+HARD |= {"training": {"local_epochs": 2, "batch_size": 20, "stragglers": 0.5}}
 
 
 def ready(algorithm: Any = "fedntd", **settings: Any) -> Work:
@@ -393,6 +393,16 @@ def test_the_seconds_of_the_clients_add_up():
     assert all(v.seconds > 0 for v in found)
     per_step = [v.seconds / work.recipe.steps(v.examples) for v in found]
     assert max(per_step) == pytest.approx(min(per_step))
+
+
+def test_the_seconds_of_the_clients_are_by_the_passes_that_each_made():
+    work = ready("fedavg", partition="iid", training={"local_epochs": 4, "batch_size": 10, "stragglers": 1.0})
+    made = list(Vectorised(work).map(jobs(work)))
+    epochs = [work.recipe.epochs(work.seed, 2, k) for k in range(len(made))]
+    assert len(set(epochs)) > 1
+    per_step = [v.seconds / (e * math.ceil(v.examples / 10)) for v, e in zip(made, epochs, strict=True)]
+    assert max(per_step) == pytest.approx(min(per_step))
+    assert_visits_agree(made, Serial(work).map(jobs(work)))
 
 
 def test_several_federations_at_once_are_each_of_them_alone():

@@ -89,6 +89,17 @@ def test_epochs_end_where_a_visit_ends(tmp_path, algorithm):
     assert not _same(seen[1], seen[2])
 
 
+def test_a_straggler_is_followed_as_far_as_it_comes(tmp_path):
+    fedrecall.run(tmp_path / "run", rounds=1, stragglers=1.0, **SMALL)
+    at = stage(Run(tmp_path / "run"))
+    came = {k: at.recipe.epochs(at.seed, at.round_number, k) for k in range(6)}
+    assert len(set(came.values())) > 1
+    for k, epochs in came.items():
+        seen = list(at.epochs(k))
+        assert len(seen) == 1 + epochs
+        assert _same(seen[-1], at.visit(k).up.weights)
+
+
 def test_local_models_have_the_layers_that_clients_keep(tmp_path):
     fedrecall.run(tmp_path / "run", algorithm="examples/fedper.py:FedPer", rounds=1, **SMALL)
     at = stage(Run(tmp_path / "run"))

@@ -43,6 +43,20 @@ class Work:
     workers: int | None = None
     """How many workers, where a backend has them; by default what the machine has."""
 
+    def epochs(self, job: Job) -> int:
+        """Passes over its examples that the client makes."""
+        return self.recipe.epochs(self.seed, job.round, job.client)
+
+    def steps(self, job: Job) -> int:
+        """Batches in the visit."""
+        return self.recipe.steps(self.federation.size(job.client), self.epochs(job))
+
+    def longest_first(self, jobs: Sequence[Job]) -> list[int]:
+        """The jobs' places: whoever is asked first for those of most work waits least for the last."""
+        return sorted(
+            range(len(jobs)), key=lambda i: -self.epochs(jobs[i]) * self.federation.size(jobs[i].client)
+        )
+
 
 class Backend(Protocol):
     """Where visits are made. Every backend returns what `serial` returns."""

@@ -457,21 +457,19 @@ class _Link:
         self._room: Tensor | None = None
         if arena:
             self._first_row, self._room = arena.lend()
-        sizes = [work.federation.size(job.client) for job in jobs]
-        self.waiting = deque(sorted(range(len(jobs)), key=lambda place: -sizes[place]))
+        self.waiting = deque(work.longest_first(jobs))
         self.visits: dict[int, Visit] = {}
         self.ended: Counter[int | None] = Counter()
         self._stillborn = 0
         self._spares: dict[int, Tensor] = {}
         """Where on its shelf a worker will put what its client remembers."""
-        self._sizes = sizes
         self._downs: dict[int, tuple[Parcel, Tensor | None]] = {}
         self._data: dict[int, Tensor | None] = {}
         self._uses = Counter(id(job.down) for job in jobs)
 
     def steps(self, place: int) -> int:
         """Batches in a visit, at least one."""
-        return max(1, self.work.recipe.steps(self._sizes[place]))
+        return max(1, self.work.steps(self.jobs[place]))
 
     def stillborn(self) -> None:
         """Count a worker, or a nursery, that died at its start; give up after too many."""

@@ -445,8 +445,7 @@ class _Link:
 
     def __init__(self, work: Work, jobs: Sequence[Job]):
         self.work, self.jobs = work, jobs
-        self._sizes = [work.federation.size(job.client) for job in jobs]
-        self.waiting = deque(sorted(range(len(jobs)), key=lambda place: -self._sizes[place]))
+        self.waiting = deque(work.longest_first(jobs))
         self.visits: dict[int, Visit] = {}
         self.ended: Counter[int | None] = Counter()
         self.stillborn = 0
@@ -458,7 +457,7 @@ class _Link:
 
     def steps(self, place: int) -> int:
         """Batches in a visit, at least one."""
-        return max(1, self.work.recipe.steps(self._sizes[place]))
+        return max(1, self.work.steps(self.jobs[place]))
 
     def take(self, place: int, visit: Visit) -> None:
         """Keep a result, and no longer what has been sent to all who were to get it."""

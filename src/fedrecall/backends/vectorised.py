@@ -191,8 +191,8 @@ class Vectorised:
             else:
                 failure = Failure(job.client, job.round, None, "it has no examples")
                 done[i] = failed(job.client, work.federation.client(job.client), job.memory, 0.0, failure)
-        size = {i: tasks[i][0].recipe.steps(tasks[i][0].federation.size(tasks[i][1].client)) for i in left}
-        left.sort(key=lambda i: -size[i])
+        steps = {i: tasks[i][0].steps(tasks[i][1]) for i in left}
+        left.sort(key=lambda i: -steps[i])
         # Not a generator: the first chunks are under way when this returns.
         return self._results(tasks, left, self._launch(tasks, left), done)
 
@@ -280,7 +280,7 @@ class Vectorised:
                 done[i] = end(work.algorithm, work.model, begun, mine, found, job.round)
         # Nobody's own time can be told from the others': it is shared out by the number of steps.
         seconds = time.perf_counter() - wave.since
-        steps = {i: tasks[i][0].recipe.steps(v.examples) for i, v in done.items()}
+        steps = {i: tasks[i][0].steps(tasks[i][1]) for i in done}
         total = sum(steps.values())
         return {i: v._replace(seconds=seconds * steps[i] / total) for i, v in done.items()}
 

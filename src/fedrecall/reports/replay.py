@@ -90,13 +90,14 @@ class Stage:
             client=client,
         )
         state, anchor = begun.state, begun.anchor
-        steps = begun.sgd.steps // self.recipe.local_epochs
+        epochs = len(begun.draws.order)
+        steps = begun.sgd.steps // epochs
         yield Weights(*trees.detached((state.params, state.buffers)))
         step = stepper(self.algorithm, self.model, begun.sgd)
         batches = begun.data.training_batches(begun.draws, self.recipe.batch_size)
         with streams.seeded(begun.chance, "steps"):
             chance = torch.get_rng_state()
-        for epoch in range(self.recipe.local_epochs):
+        for epoch in range(epochs):
             key = begun.draws.key + epoch * steps
             with torch.random.fork_rng(devices=[]):  # it goes on where the epoch before left off
                 torch.set_rng_state(chance)

@@ -37,6 +37,7 @@ from fedrecall.models.networks import MODELS, build, factory_of
 from fedrecall.processors import cores
 from fedrecall.sinks import SINKS
 from fedrecall.specs import Registry
+from fedrecall.training import Recipe
 
 KINDS: dict[str, Registry] = {
     "algorithms": ALGORITHMS,
@@ -225,9 +226,9 @@ def _footprint(algorithm: Any, networks: Sequence[str], dataset: Dataset) -> Gro
 @app.command("partition")
 @with_config(
     without=(
-        *("algorithm", "model", "rounds", "local_epochs", "batch_size", "lr", "lr_decay", "momentum"),
-        *("weight_decay", "precision", "evaluate_every", "measures", "sinks", "backend", "workers", "device"),
-        *("checkpoint_every", "keep_every", "on_failure", "sample", "chains", "augmentation"),
+        *("algorithm", "model", "rounds", *(f.name for f in specs.fields(Recipe)), "precision"),
+        *("evaluate_every", "measures", "sinks", "backend", "workers", "device", "checkpoint_every"),
+        *("keep_every", "on_failure", "sample", "chains", "augmentation"),
     )
 )
 def partition_command(
