@@ -233,12 +233,13 @@ def test_who_straggles_and_how_early_it_stops_is_drawn_for_every_client_and_roun
     recipe = Recipe(local_epochs=4, stragglers=0.6)
     made = [recipe.epochs(5, t, k) for t in range(1, 101) for k in range(100)]
     found = [made.count(e) / len(made) for e in (1, 2, 3, 4)]
-    assert found == pytest.approx([0.15, 0.15, 0.15, 0.55], abs=0.02)  # four deviations
+    assert found == pytest.approx([0.2, 0.2, 0.2, 0.4], abs=0.02)  # four deviations
     alone = [Recipe(local_epochs=4, stragglers=1.0).epochs(5, t, 3) for t in range(1, 401)]
-    assert [alone.count(e) / 400 for e in (1, 2, 3, 4)] == pytest.approx([0.25] * 4, abs=0.09)
+    assert [alone.count(e) / 400 for e in (1, 2, 3, 4)] == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0], abs=0.1)
     assert alone[:20] != [Recipe(local_epochs=4, stragglers=1.0).epochs(6, t, 3) for t in range(1, 21)]
     assert {Recipe(local_epochs=4).epochs(5, t, 3) for t in range(1, 50)} == {4}
-    assert {Recipe(local_epochs=1, stragglers=1.0).epochs(5, t, 3) for t in range(1, 50)} == {1}
+    with pytest.raises(UserError, match="stragglers make fewer passes than local_epochs, which is 1"):
+        Recipe(local_epochs=1, stragglers=0.1)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +248,7 @@ def test_who_straggles_and_how_early_it_stops_is_drawn_for_every_client_and_roun
 def test_a_straggler_makes_the_visit_of_somebody_who_has_so_few_epochs(algorithm):
     late, data = Recipe(4, 10, 0.1, 0.9, 0.9, 0.01, stragglers=1.0), client()
     seen = set()
-    for number in range(1, 9):
+    for number in range(1, 13):
         where = {"seed": 5, "round_number": number, "client": 7}
         epochs = late.epochs(**where)
         seen.add(epochs)
@@ -257,7 +258,7 @@ def test_a_straggler_makes_the_visit_of_somebody_who_has_so_few_epochs(algorithm
         if isinstance(algorithm, FedNova):
             sgd = Sgd(0.1, 0.9, 0.01, epochs * 3)  # 23 examples are three batches of ten
             assert float(found.up.steps) == pytest.approx(sgd.effective_steps(), abs=1e-12)
-    assert seen == {1, 2, 3, 4}
+    assert seen == {1, 2, 3}
 
 
 def test_a_loss_that_is_no_number_ends_the_visit():

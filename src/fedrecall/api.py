@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -61,27 +62,36 @@ def compare(
     Each has a run for each of ``seeds`` seeds; ``over`` compares them with each of these values of a setting,
     of several settings with every combination: ``over={"lr": [0.01, 0.1]}``. With ``out`` the runs are kept
     in that folder, and those that were begun there are gone on with. A run that diverges has failed, and the
-    others go on. Other settings are those of `run`.
+    others go on; what stops the comparison otherwise leaves only what is in ``out``. Other settings are those
+    of `run`.
     """
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+    if isinstance(seeds, bool) or not hasattr(seeds, "__index__") or operator.index(seeds) < 1:
         raise UserError(f"compare: seeds = {shown(seeds)} is to be how many runs each has, 1 or more.")
+    if "resume" in settings:
+        raise UserError("compare goes on with what is in out, and begins what is not: leave resume out.")
+    if over is not None and not isinstance(over, Mapping):
+        raise UserError("compare: over is a mapping of settings to values, as in over={'lr': [0.01, 0.1]}.")
     dataset, root = _data(settings)
     axes = [(key, _values(values), f"compare: over {key!r}") for key, values in (over or {}).items()]
     for key, values, said in axes:
         if not values:
             raise UserError(f"{said}: give its values, as in over={{'lr': [0.01, 0.1]}}.")
+        if any(isinstance(value, Dataset) for value in values):
+            raise UserError(
+                f"{said}: name data sets; one that is made is given as dataset=..., for all runs."
+            )
         if dataset is not None and key.partition(".")[0] == "dataset":
             raise UserError(f"{said}: the data are given already: name them in over alone, or leave it out.")
     if dataset is not None:
         settings.setdefault("augmentation", str(default_for(dataset.name)))
-    if "sinks" in settings and _named_and_made(settings["sinks"])[1]:
-        raise UserError(
-            "compare: an object among sinks would be told of all runs at once: name sinks instead."
-        )
+    if "sinks" in settings:
+        settings["sinks"], objects = _named_and_made(settings["sinks"])
+        if objects:
+            raise UserError("compare: an object among sinks would be told of all runs at once: name sinks.")
     made = Comparison(
         algorithms,
         configs.nested(settings),
-        seeds,
+        operator.index(seeds),
         combinations(axes),
         files.expanded(out) if out is not None else None,
         data_root=root,
@@ -106,8 +116,9 @@ def _data(settings: dict[str, Any]) -> tuple[Dataset | None, Path | None]:
 
 
 def _values(given: Any) -> list[Any]:
-    """One or several."""
-    return [given] if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable) else [*given]
+    """One or several, with Python's own numbers in the place of another library's."""
+    one = isinstance(given, (str, Mapping)) or not isinstance(given, Iterable)
+    return [value.item() if hasattr(value, "item") else value for value in ([given] if one else given)]
 
 
 def _shown(runs: int = 1) -> Callable[[str], list[Sink]]:
@@ -124,6 +135,8 @@ def _shown(runs: int = 1) -> Callable[[str], list[Sink]]:
 
 def _named_and_made(sinks: Any) -> tuple[list[str], list[Any]]:
     """The names among sinks, and the rest, which ought to be objects."""
+    if sinks is None:
+        return [], []
     several = isinstance(sinks, Iterable) and not isinstance(sinks, (str, Mapping))
     listed = [*sinks] if several else [sinks]
     return [s for s in listed if isinstance(s, str)], [s for s in listed if not isinstance(s, str)]

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,22 +103,15 @@ class Comparison:
         if "algorithm" in base:
             raise UserError(
                 "compare takes an algorithm's settings with its name, such as fedntd:beta=3: "
-                "leave algorithm out of the other settings."
+                "leave algorithm out of -s and --config, in Python out of the settings."
             )
-        names = [_called(algorithm) for algorithm in algorithms]
-        if not names:
-            raise UserError("compare: name at least one algorithm.")
-        for (one, a), (other, b) in itertools.combinations(zip(names, algorithms, strict=True), 2):
-            if one == other:
-                raise UserError(f"compare: {one} is named twice.")
-            if ALGORITHMS.make(a) == ALGORITHMS.make(b):
-                raise UserError(f"compare: {one} and {other} are the same algorithm with the same settings.")
+        named = called(algorithms)
         self.seeds = seeds
-        self.plans = [run for setting in settings for run in plan(algorithms, base, seeds, setting)]
+        self.plans = [run for setting in settings for run in plan(named, base, seeds, setting)]
         self._folders = [run_folder(planned, out) for planned in self.plans]
         self._datasets = _Loaded(data_root, dataset)
         self._ends: dict[int, End] = {}
-        self._records: dict[int, Sequence[Mapping[str, Any]]] = {}
+        self._rounds: dict[int, list[dict[str, Any]]] = {}
         _check_apart(self.plans, self._folders)
         for planned, folder in zip(self.plans, self._folders, strict=True):
             check(planned.made, folder, self._datasets.of(planned.made))
@@ -133,6 +126,7 @@ class Comparison:
             places = self._left
             for stack in stacks([self.plans[i].made for i in places]):
                 self._play([places[k] for k in stack], sinks)
+        self._datasets.let_go()
 
     def _play(self, places: Sequence[int], sinks: Callable[[Planned], Sequence[Sink]]) -> None:
         """Play one of the stacks, but for runs that another process has; what its runs came to is noted at
@@ -148,7 +142,7 @@ class Comparison:
         def ended(number: int, found: Result | Diverged) -> None:
             self._ends[begun[number]] = end(found)
             if isinstance(found, Result):
-                self._records[begun[number]] = found.records
+                self._rounds[begun[number]] = [{"round": r["round"], **scalars(r)} for r in found.records]
 
         if experiments:
             play(list(experiments.values()), ended)
@@ -178,16 +172,11 @@ class Comparison:
     @property
     def rounds(self) -> list[dict[str, Any]]:
         """A flat dict for every round of every run that has come to its end, for curves."""
-        whose = self._whose
+        whose = self._whose  # whose names are those of settings, though a round may have such numbers, too
         return [
-            {
-                **whose[i],
-                "round": r["round"],
-                **scalars(r),
-                **whose[i],
-            }  # a setting's name is that of its value
+            {**whose[i], **numbers, **whose[i]}
             for i in range(len(self.plans))
-            for r in self._records.get(i, ())
+            for numbers in self._rounds.get(i, ())
         ]
 
     @property
@@ -223,13 +212,16 @@ class _Loaded:
 
     def __init__(self, root: Path | None, given: Dataset | None):
         """``given``: the only one, in the place of what the settings name."""
-        self._root, self._held = root, given
+        self._root, self._given, self._held = root, given, given
         self._spec: Any = None
-        self._loads = given is None
+
+    def let_go(self) -> None:
+        """Hold nothing that was loaded or moved."""
+        self._held = self._given
 
     def of(self, config: Config) -> Dataset:
         """That of a run."""
-        if self._held is None or (self._loads and self._spec != config.dataset):
+        if self._held is None or (self._given is None and self._spec != config.dataset):
             self._held, self._spec = load(config.dataset, root=self._root), config.dataset
         self._held = self._held.to(device_of(config))
         return self._held
@@ -253,7 +245,7 @@ def _check_alike(made: Config, folder: Path | None) -> None:
 
 _INSTEAD = {
     "algorithm": "name an algorithm once for each, such as fedntd:beta=1 fedntd:beta=3",
-    "seed": "the number of seeds says how many there are",
+    "seed": "say how many with --seeds, in Python seeds=",
 }
 
 
@@ -277,23 +269,49 @@ def _words(key: str, value: Any) -> str:
     """A setting's value in words, those of a text its own."""
     if isinstance(value, str):
         return value
+    if isinstance(value, float):  # 1.0 of sample is all clients, 1 is one
+        return str(value)
     if key in configs.REGISTRIES:
         registry = configs.REGISTRIES[key]
         return specs.short_text(registry, registry.spec(registry.make(value)))
     return specs.word(named(value) if key == "model" else value)
 
 
-def _called(algorithm: Any) -> str:
-    """What an algorithm is called here: as it was named, or what would name it."""
-    text = _words("algorithm", algorithm)
-    if isinstance(algorithm, str):
-        return text
-    place = ALGORITHMS.parse(algorithm)[0]
-    return text.replace(place, provenance.named(place), 1) if place not in ALGORITHMS else text
+def called(algorithms: Sequence[Any]) -> dict[str, Any]:
+    """Algorithms by what they are called here: as they were named, or what would name them.
+
+    Files of those that are given as such are without their folders, where that tells all apart.
+    """
+    if not algorithms:
+        raise UserError("compare: name at least one algorithm.")
+    whole = [_words("algorithm", algorithm) for algorithm in algorithms]
+    short = [
+        text if isinstance(a, str) else _short(text, a) for text, a in zip(whole, algorithms, strict=True)
+    ]
+    names = short if len(set(short)) == len(short) else whole
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise UserError(f"compare: {twice} is named twice.")
+    return dict(zip(names, algorithms, strict=True))
+
+
+def _short(text: str, algorithm: Any) -> str:
+    for place in _own(ALGORITHMS.spec(ALGORITHMS.make(algorithm))):
+        text = text.replace(place, provenance.named(place))
+    return text
+
+
+def _own(spec: Mapping[str, Any]) -> Iterator[str]:
+    """The names in a spec, and in those within it, of classes of somebody's own."""
+    if spec["name"] not in ALGORITHMS:
+        yield spec["name"]
+    for value in spec.values():
+        if isinstance(value, Mapping) and "name" in value:
+            yield from _own(value)
 
 
 def plan(
-    algorithms: Sequence[Any],
+    algorithms: Mapping[str, Any],
     base: Mapping[str, Any],
     seeds: int,
     setting: Mapping[str, Any] = MappingProxyType({}),
@@ -302,20 +320,21 @@ def plan(
     base = configs.override(base, setting)
     over: dict[str, Any] = {}
     for key, value in setting.items():
-        number = isinstance(value, (int, float))
+        number = value is None or isinstance(value, (int, float))
         over[key.removeprefix("training.")] = value if number else _words(key, value)
     said = ", ".join(f"{key}={_words(key, value)}" for key, value in over.items())
-    needed = max(ALGORITHMS.make(algorithm).auxiliary_per_class for algorithm in algorithms)
-    first = configs.make({**base, "algorithm": algorithms[0], "auxiliary_per_class": needed}).seed
+    needed = max(ALGORITHMS.make(algorithm).auxiliary_per_class for algorithm in algorithms.values())
+    one = next(iter(algorithms.values()))
+    first = configs.make({**base, "algorithm": one, "auxiliary_per_class": needed}).seed
     return [
         Planned(
-            _called(algorithm),
+            name,
             said,
             configs.make({"auxiliary_per_class": needed, **base, "algorithm": algorithm, "seed": first + k}),
             over,
         )
         for k in range(seeds)
-        for algorithm in algorithms
+        for name, algorithm in algorithms.items()
     ]
 
 

@@ -14,6 +14,7 @@ from fedrecall.algorithms.fedavg import FedAvg, advances, settles
 from fedrecall.algorithms.hooks import Sgd
 from fedrecall.batches import Batch
 from fedrecall.data.client import ClientData, Draws
+from fedrecall.errors import UserError
 from fedrecall.models import kernels
 from fedrecall.models.model import Model, Params, Structure, Weights
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE, Range
@@ -36,14 +37,19 @@ class Recipe:
     weight_decay: Annotated[float, NON_NEGATIVE] = 1e-5
     """L2 penalty, added to the gradient."""
     stragglers: Annotated[float, Range(0, 1)] = 0.0
-    """Share of visits that end early: after 1 to E passes, drawn anew for every client and round."""
+    """Share of visits that end early, after 1 to E - 1 passes; drawn anew for every client and round."""
+
+    def __post_init__(self) -> None:
+        """Nobody can make less than one pass."""
+        if self.stragglers and self.local_epochs == 1:
+            raise UserError("stragglers make fewer passes than local_epochs, which is 1: leave them out.")
 
     def epochs(self, seed: int, round_number: int, client: int) -> int:
         """Passes over its examples that a client makes at this visit: the same whatever the algorithm."""
         if not self.stragglers:
             return self.local_epochs
         stream = streams.numpy_stream(seed, "epochs", round_number, client)
-        passes = int(stream.integers(1, self.local_epochs, endpoint=True))
+        passes = int(stream.integers(1, self.local_epochs))
         return passes if stream.random() < self.stragglers else self.local_epochs
 
     def steps(self, examples: int, epochs: int | None = None) -> int:

@@ -51,6 +51,7 @@ WANTED = {
     "fedavg-1": {**BASE, **SEEN, "algorithm": "fedavg", "seed": 1},
     "fedntd-0": {**BASE, **SEEN, "algorithm": "fedntd"},
     "iid-0": {**BASE, "algorithm": "fedavg", "partition": "iid"},
+    "late-0": {**BASE, "training.local_epochs": 4, "training.stragglers": 0.7},
     "beta-3": {**BASE, "algorithm": "fedntd:beta=3"},
     "tau-2": {**BASE, "algorithm": "fedntd:tau=2"},
     "aux-0": {**BASE, **SEEN, "algorithm": "fedavg", "auxiliary_per_class": 20},
@@ -274,6 +275,8 @@ def test_during_training_starts_from_the_global_model(runs, out):
     for client in range(2):
         assert line["in_local"][client][0] == pytest.approx(in_local(run.distributions[client], last))
     assert np.shape(line["out_local"]) == (2, 2)
+    line = draw("fedntd/fig6:clients=6,epochs=0", runs("late-0"), out).data["lines"][0]  # with stragglers
+    assert np.shape(line["out_local"]) == (6, 5)
 
 
 def test_sweeps_pick_one_setting_at_a_time(runs, out):

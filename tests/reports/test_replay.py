@@ -98,6 +98,8 @@ def test_a_straggler_is_followed_as_far_as_it_comes(tmp_path):
         seen = list(at.epochs(k))
         assert len(seen) == 1 + epochs
         assert _same(seen[-1], at.visit(k).up.weights)
+    asked = stage(Run(tmp_path / "run"), local_epochs=2)  # as figures do of any run
+    assert {len(list(asked.epochs(k))) for k in range(6)} == {3}
 
 
 def test_local_models_have_the_layers_that_clients_keep(tmp_path):

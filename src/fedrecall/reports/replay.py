@@ -121,8 +121,10 @@ def stage(
 
     Another ``algorithm`` starts from the run's global model with nothing remembered; another
     ``partition`` divides the same data anew, by the run's global seed if that deals it; ``recipe`` replaces
-    how clients train, such as ``local_epochs=10``.
+    how clients train, such as ``local_epochs=10``, which all make then.
     """
+    if "local_epochs" in recipe:
+        recipe = {"stragglers": 0.0, **recipe}
     settings = run.settings
     other = algorithm is not None
     if other:

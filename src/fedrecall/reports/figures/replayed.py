@@ -42,7 +42,7 @@ class DuringTraining(Figure):
         paint, data = colours([g.label for g in groups]), []
         for group in groups:
             recipe = {"local_epochs": self.epochs} if self.epochs else {}
-            at = stage(group.runs[0], **recipe)
+            at = stage(group.runs[0], **recipe, stragglers=0.0)
             inside, outside = [], []
             for client in range(min(self.clients, len(at.federation))):
                 share = group.runs[0].distributions[client]
