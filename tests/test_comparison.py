@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -195,7 +196,7 @@ class Mine(FedAvg):
 """
 
 
-def test_classes_of_files_are_called_without_folders_unless_that_tells_two_apart(tmp_path):
+def test_classes_of_files_are_called_without_folders_unless_that_tells_two_apart(tmp_path, monkeypatch):
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "mine.py").write_text(OWN)
@@ -203,4 +204,8 @@ def test_classes_of_files_are_called_without_folders_unless_that_tells_two_apart
     clipped = ALGORITHMS.make({"name": "private", "of": ALGORITHMS.spec(one), "clip": 2.0})
     assert list(called([one, "fedavg", type(one)])) == ["mine.py:Mine:0.5", "fedavg", "mine.py:Mine"]
     assert list(called([clipped])) == ["private:(mine.py:Mine:0.5),clip=2"]
+    monkeypatch.setattr(
+        sys.modules["__main__"], "Here", type("Here", (FedNTD,), {"__module__": "__main__"}), raising=False
+    )
+    assert list(called([sys.modules["__main__"].Here(beta=2)])) == ["Here:2"]
     assert list(called([one, other])) == [f"{tmp_path}/{place}/mine.py:Mine:0.5" for place in "ab"]

@@ -280,7 +280,8 @@ def _words(key: str, value: Any) -> str:
 def called(algorithms: Sequence[Any]) -> dict[str, Any]:
     """Algorithms by what they are called here: as they were named, or what would name them.
 
-    Files of those that are given as such are without their folders, where that tells all apart.
+    Files of those that are given as such are without their folders, and a notebook's own classes by their
+    names alone, where that tells all apart.
     """
     if not algorithms:
         raise UserError("compare: name at least one algorithm.")
@@ -297,7 +298,7 @@ def called(algorithms: Sequence[Any]) -> dict[str, Any]:
 
 def _short(text: str, algorithm: Any) -> str:
     for place in _own(ALGORITHMS.spec(ALGORITHMS.make(algorithm))):
-        text = text.replace(place, provenance.named(place))
+        text = text.replace(place, provenance.named(place).removeprefix("__main__:"))  # which Markdown reads
     return text
 
 
