@@ -606,11 +606,60 @@ def test_a_script_and_a_notebook_are_not_gone_on_with_by_other_code(kind, old, n
 def test_a_script_is_resumed_by_itself_alone(program, tmp_path):
     run = tmp_path / "run"
     play(run, program("script", PROGRAM), 1)
-    assert json.loads((run / "made.json").read_text())[-1]["code"].keys() == {"__main__:Mine"}
+    assert json.loads((run / "made.json").read_text())[-1]["code"].keys() == {
+        f"__main__:Mine{looked_up}" for looked_up in ("", " with SCALE")
+    }
     with warnings.catch_warnings(action="error", category=RuntimeWarning):
         play(run, program("script", PROGRAM.replace("= 5", "= 6")), 2)
     with pytest.raises(UserError, match="begun with other code than __main__:Mine has now"):
         play(run, program("script", PROGRAM.replace("SCALE *", "2 *")), 3)
+
+
+SWEEP = """
+from dataclasses import dataclass
+from fedrecall import FedAvg
+
+SCALE, CFG, calls, LOG = 1.0, {"top": 2.0}, 0, []
+
+def scale():
+    global calls
+    calls += 1
+    return SCALE
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    def loss(self, model, params, anchor, batch):
+        LOG.append(batch.y.sum())
+        return (lambda loss: scale() * loss)(super().loss(model, params, anchor, batch)).clamp(max=self.top())
+
+    @staticmethod
+    def top():
+        return CFG["top"]
+
+see(SCALE)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "what"), [("SCALE", 0.1), ("CFG", {"top": 3.0}), ("calls", 7), ("LOG", [1]), ("seen", 2)]
+)
+@pytest.mark.parametrize("kind", ["script", "notebook", "prompt"])
+def test_a_sweep_over_a_programs_own_number_is_not_answered_by_its_first_run(
+    kind, change, what, program, tmp_path
+):
+    """No statement says so: a loop does, as notebooks have it."""
+    mine = program(kind, SWEEP)
+    play(tmp_path / "run", mine, 1)
+    setattr(sys.modules["__main__"], change, what)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of a prompt
+        if change not in ("SCALE", "CFG"):  # what it keeps itself, or never looks at
+            assert len(play(tmp_path / "run", mine, 2).history) == 2
+            return
+        with pytest.raises(
+            UserError, match=f"begun with another value than __main__:Mine with {change} has now"
+        ):
+            play(tmp_path / "run", mine, 2)
+        fedrecall.trained(tmp_path / "run")
 
 
 def test_of_a_prompts_class_it_is_said_that_its_code_is_not_known(program, tmp_path):

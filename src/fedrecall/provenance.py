@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import dis
 import hashlib
 import platform
 import re
@@ -175,8 +176,9 @@ def check_code(
                 stacklevel=2,
             )
         elif differs(digest, now):
+            what = "another value" if _VALUE in name else "other code"
             raise UserError(
-                f"{folder} was begun with other code than {name} has now: put that back{remedy}. "
+                f"{folder} was begun with {what} than {name} has now: put that back{remedy}. "
                 f"To go on with the new code all the same, move {folder / 'made.json'} elsewhere."
             )
 
@@ -262,11 +264,12 @@ def differs(then: str, now: str) -> bool:
     return UNKNOWN not in (then, now) and then not in (now, *getattr(now, "earlier", ()))
 
 
-def code(config: Mapping[str, Any]) -> dict[str, str]:
+def code(config: Mapping[str, Any], *, values: bool = True) -> dict[str, str]:
     """A digest of what the config names of somebody's own, by file or module and name.
 
     It is that of the part of the module that this depends on, and of the modules that this part takes names
-    from, as far as these are nobody's package; comments and layout have no part in it.
+    from, as far as these are nobody's package; comments and layout have no part in it. Of a script's and a
+    notebook's own there are also the ``values`` that it looks up, which loops give them.
     """
     found: dict[str, str] = {}
     for text, module in modules(config):
@@ -275,7 +278,54 @@ def code(config: Mapping[str, Any]) -> dict[str, str]:
         digest = Digest(_digest(read) if any(read.values()) else UNKNOWN)
         digest.earlier = tuple(_digest(sources(module, n, declared=False)) for n in (name, None))
         found[named(text)] = digest
+        if values and module.__name__ == "__main__":
+            for looked_up, value in _values(module, name).items():
+                found[f"{named(text)}{_VALUE}{looked_up}"] = _digest({looked_up: value.encode()})
     return found
+
+
+_VALUE = " with "
+"""Between what is somebody's own and the name that it looks up the value of."""
+
+
+def _values(module: types.ModuleType, name: str) -> dict[str, str]:
+    """The numbers, texts and the like that what a module calls ``name`` looks up in it, but never assigns."""
+    held, found, assigned = vars(module), dict[str, str](), set[str]()
+    todo, seen = [held[name]], set[int]()
+    for thing in todo:  # which grows
+        if id(thing) in seen or getattr(thing, "__module__", None) != module.__name__:
+            continue
+        seen.add(id(thing))
+        todo += thing.__mro__ if isinstance(thing, type) else ()
+        for step in _steps(thing):
+            if step.opname == "STORE_GLOBAL":
+                assigned.add(step.argval)
+            elif step.opname == "LOAD_GLOBAL" and step.argval in held:
+                value = held[step.argval]
+                if _plain(value):
+                    found[step.argval] = repr(value)
+                elif isinstance(value, (type, types.FunctionType)):
+                    todo.append(value)
+    return {k: v for k, v in found.items() if k not in assigned}
+
+
+def _steps(thing: Any) -> Iterator[dis.Instruction]:
+    """What a function's or a class's own functions do, with those that are defined within them."""
+    own = list(vars(thing).values()) if isinstance(thing, type) else [thing]
+    own = [f for o in own for f in (getattr(o, "__func__", o), getattr(o, "fget", None))]
+    codes = [f.__code__ for f in own if isinstance(f, types.FunctionType)]
+    for one in codes:  # which grows
+        codes += [c for c in one.co_consts if isinstance(c, types.CodeType)]
+        yield from dis.get_instructions(one)
+
+
+def _plain(value: Any) -> bool:
+    """Whether it is a setting: a number, a text or the like, or a tuple or a mapping of these."""
+    if isinstance(value, Mapping):
+        return type(value) is dict and all(map(_plain, (*value, *value.values())))
+    if isinstance(value, tuple):
+        return all(map(_plain, value))
+    return value is None or type(value) in (bool, int, float, complex, str, bytes)
 
 
 def _digest(sources: Mapping[str, bytes]) -> str:
