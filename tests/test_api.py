@@ -59,6 +59,16 @@ def test_what_there_is_none_of_is_not_gone_on_with(tmp_path):
     assert not (tmp_path / "raal").exists()
 
 
+def test_an_algorithm_in_the_place_of_the_folder_is_no_folder(tmp_path, monkeypatch):
+    """It would train FedAvg into a folder of that name."""
+    monkeypatch.chdir(tmp_path)
+    for said in ("fedntd", "fedntd:beta=2"):
+        with pytest.raises(UserError, match=f"'{said}' is an algorithm: give algorithm='{said}'"):
+            fedrecall.run(said, rounds=1, **SMALL)
+    assert list(tmp_path.iterdir()) == []
+    assert fedrecall.run("fedntd", algorithm="fedntd", rounds=1, **SMALL).out.name == "fedntd"
+
+
 def test_the_same_call_begins_a_run_and_goes_on_with_it(tmp_path):
     first = fedrecall.run(tmp_path, resume=True, rounds=1, **SMALL)
     again = fedrecall.run(tmp_path, resume=True, rounds=2, **SMALL)
@@ -126,7 +136,8 @@ def test_what_was_recorded_is_had_as_plain_lists_and_rows(tmp_path):
         ("1", 1, 1),
         ("1", 1, 2),
     ]
-    assert rows[-1]["algorithm"] == "fedavg"
+    assert {r["algorithm"] for r in rows} == {"fedavg"}
+    assert {r["split"] for r in rows} == {"test"}
     local = kept.history[-1]["measures"]["locals"]["local_accuracy"]
     assert rows[-1]["measures/locals/local_accuracy"] == pytest.approx(sum(local) / len(local))
     assert rows[-1]["accuracy"] == alone.accuracy

@@ -53,6 +53,7 @@ def test_each_run_is_what_it_is_alone_and_differences_are_of_pairs():
     first, second = found.entries
     assert (first.difference, second.against) == (None, "fedavg")
     assert second.difference == paired_difference(first.accuracy, second.accuracy)
+    assert second.forgotten == paired_difference(first.forgetting, second.forgetting)
     assert repr(found) == "<Comparison of fedavg, fedntd: 4 of 4 runs>"
 
 
@@ -89,6 +90,16 @@ def test_its_table_is_printed_shown_by_notebooks_and_written(tmp_path):
         found.write(tmp_path / "table.xlsx")
 
 
+def test_what_the_server_holds_for_one_is_said_of_all(tmp_path):
+    settings = SMALL | {"progress": False, "partition": "iid"}
+    found = fedrecall.compare("fedavg", "fedssd:auxiliary_per_class=5", **settings)
+    said = "holds 5 training examples of each class, which no client has, for fedssd:auxiliary_per_class=5"
+    assert [said in note for note in found.notes] == [True]
+    assert found.notes[0] in str(found)
+    assert fedrecall.compare("fedavg", **settings).notes == []
+    assert fedrecall.compare("fedavg", auxiliary_per_class=5, **settings).notes == []  # as it was said
+
+
 def test_data_that_were_given_are_those_of_all_runs():
     digits = load("digits")
     few = fedrecall.from_arrays(digits.train.x[:300, 0].numpy(), digits.train.y[:300].numpy(), name="few")
@@ -97,6 +108,8 @@ def test_data_that_were_given_are_those_of_all_runs():
     alone = [fedrecall.run(partition=p, **settings).accuracy for p in ("iid", "shards:2")]
     assert [r["accuracy"] for r in found.runs] == alone
     assert [r["partition"] for r in found.runs] == ["iid", "shards:2"]
+    assert {r["split"] for r in found.runs} == {"test"}
+    assert fedrecall.compare("fedavg", validation=0.2, **settings).rounds[-1]["split"] == "validation"
 
 
 def test_a_run_that_diverges_has_failed_and_the_others_go_on():

@@ -92,7 +92,7 @@ def test_the_folder_says_what_made_the_run(tmp_path):
     assert starts[0] == made
 
 
-def test_a_run_is_stopped_by_a_signal_after_its_round_and_resumes_bit_for_bit(tmp_path, straight):
+def test_a_run_is_stopped_by_a_signal_after_its_round_and_resumes_bit_for_bit(tmp_path, straight, capsys):
     class Killer:
         def begin(self, config, history):
             pass
@@ -109,6 +109,7 @@ def test_a_run_is_stopped_by_a_signal_after_its_round_and_resumes_bit_for_bit(tm
     with pytest.raises(Interrupted) as stopped:
         Experiment(config(), tmp_path / "run", sinks=[Killer()]).run()
     assert stopped.value.signum == signal.SIGTERM
+    assert capsys.readouterr().err == "stopping after this round; asked again, at once\n"
     assert len(RunFolder(tmp_path / "run").metrics()) in (2, 3)
     assert same(Experiment(config(), tmp_path / "run", resume=True).run().weights, straight.weights)
     assert signal.getsignal(signal.SIGTERM) == before

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedrecall import config as configs
 from fedrecall import files
+from fedrecall.algorithms import ALGORITHMS
 from fedrecall.comparison import Comparison, combinations
 from fedrecall.data.augmentation import default_for
 from fedrecall.data.datasets import Dataset
@@ -29,7 +30,10 @@ def run(
     ``resume`` the run in ``out`` goes on, as it was begun: settings are not needed, and those that are given
     must be all that it was begun with, but for how far and where (``rounds``, ``backend``, ...); so the same
     call begins a run and goes on with it. ``progress`` shows on the error stream how it goes.
+    ``fedrecall run --help`` lists all settings, with - for _.
     """
+    if isinstance(out, str) and out.partition(":")[0] in ALGORITHMS and "algorithm" not in settings:
+        raise UserError(f"the run's folder comes first, and {out!r} is an algorithm: give algorithm={out!r}.")
     dataset, root = _data(settings)
     sinks: list[Sink] = []
     if "sinks" in settings:

@@ -26,6 +26,9 @@ from fedrecall.reports.statistics import Difference, paired_difference
 from fedrecall.reports.tables import Entry
 from fedrecall.together import play, stacks
 
+NOTEBOOKS = "__main__:"
+"""Before the name of what the program that was started has itself; Markdown reads it as something else."""
+
 
 class End(NamedTuple):
     """What a run has to show: numbers, or why there are none; neither of one that did not come to its end."""
@@ -181,7 +184,9 @@ class Comparison:
 
     @property
     def _whose(self) -> list[dict[str, Any]]:
-        return [{"algorithm": p.name, **p.over, "seed": p.made.seed} for p in self.plans]
+        return [
+            {"algorithm": p.name, **p.over, "seed": p.made.seed, "split": p.made.split} for p in self.plans
+        ]
 
     @property
     def entries(self) -> list[Entry]:
@@ -195,8 +200,21 @@ class Comparison:
         tables.check(path)
         tables.write(path, self.entries)
 
+    @property
+    def notes(self) -> list[str]:
+        """What the numbers depend on that no setting says."""
+        needy = [p for p in self.plans if ALGORITHMS.make(p.made.algorithm).auxiliary_per_class]
+        held = max((p.made.auxiliary_per_class or 0 for p in self.plans), default=0)
+        if not (needy and held):
+            return []
+        names = " and ".join(dict.fromkeys(p.name for p in needy))
+        return [
+            f"In all runs the server holds {held} training examples of each class, which no client has, for "
+            f"{names}: without it the others have these, too."
+        ]
+
     def __str__(self) -> str:
-        return tables.markdown(self.entries)
+        return "\n".join([tables.markdown(self.entries), *self.notes])
 
     def _repr_markdown_(self) -> str:
         """What a notebook shows."""
@@ -274,7 +292,9 @@ def _words(key: str, value: Any) -> str:
     if key in configs.REGISTRIES:
         registry = configs.REGISTRIES[key]
         return specs.short_text(registry, registry.spec(registry.make(value)))
-    return specs.word(named(value) if key == "model" else value)
+    if key == "model":
+        return specs.word(named(value)).removeprefix(NOTEBOOKS)
+    return specs.word(value)
 
 
 def called(algorithms: Sequence[Any]) -> dict[str, Any]:
@@ -298,7 +318,7 @@ def called(algorithms: Sequence[Any]) -> dict[str, Any]:
 
 def _short(text: str, algorithm: Any) -> str:
     for place in _own(ALGORITHMS.spec(ALGORITHMS.make(algorithm))):
-        text = text.replace(place, provenance.named(place).removeprefix("__main__:"))  # which Markdown reads
+        text = text.replace(place, provenance.named(place).removeprefix(NOTEBOOKS))
     return text
 
 
@@ -417,9 +437,9 @@ def known(values: Sequence[Any]) -> list[Any]:
     return [v for v in values if v is not None]
 
 
-def difference(first: Row, other: Row) -> Difference | None:
-    """How much higher the other's accuracy is, over the seeds whose runs both went through."""
-    both = zip(first.accuracy, other.accuracy, strict=False)
+def difference(first: Row, other: Row, of: str = "accuracy") -> Difference | None:
+    """How much higher the other's accuracy, or forgetting, is over the seeds whose runs both went through."""
+    both = zip(getattr(first, of), getattr(other, of), strict=False)
     pairs = [(a, b) for a, b in both if a is not None and b is not None]
     return paired_difference([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
 
@@ -432,5 +452,6 @@ def entries(rows: Sequence[Row], setting: str, made: Config) -> list[Entry]:
         entry = Entry(setting, r.name, made.rounds, accuracy, forgetting, split=made.split)
         found.append(entry._replace(failed=len(known(r.failed))))
         if r is not rows[0]:
-            found[-1] = found[-1]._replace(against=rows[0].name, difference=difference(rows[0], r))
+            gained, forgotten = (difference(rows[0], r, of) for of in ("accuracy", "forgetting"))
+            found[-1] = found[-1]._replace(against=rows[0].name, difference=gained, forgotten=forgotten)
     return found

@@ -5,6 +5,7 @@ import math
 import os
 import secrets
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -811,6 +812,9 @@ def signals(experiments: Sequence[Experiment]) -> Iterator[None]:
     def ask(signum: int, _frame: Any) -> None:
         for experiment in experiments:
             experiment.ask_to_stop(signum)
+        with suppress(OSError, RuntimeError, ValueError):  # closed, or in the middle of a print
+            sys.stderr.write("stopping after this round; asked again, at once\n")
+            sys.stderr.flush()
 
     old = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
     try:

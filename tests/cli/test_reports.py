@@ -56,6 +56,9 @@ def test_report_writes_its_numbers_as_a_table(runs, tmp_path):
     assert float(avg["difference"]) == pytest.approx(sum(gains) / 2)
     assert [float(avg[end]) for end in ("low", "high")] == pytest.approx(sorted(gains))
     assert float(ntd["accuracy"]) == pytest.approx((last["ntd-0"] + last["ntd-1"]) / 2)
+    forgot = {run.path.name: run.records[-1]["forgetting"] for run in fedrecall.open_runs(runs)}
+    more = sum(forgot[f"avg-{seed}"] - forgot[f"ntd-{seed}"] for seed in (0, 1)) / 2
+    assert float(avg["forgetting_difference"]) == pytest.approx(more)
     found = invoke(*words, "--table", tmp_path / "t.doc")
     assert "name a file that ends in .tex, .csv, .md" in str(found.exception)
 

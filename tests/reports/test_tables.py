@@ -69,6 +69,24 @@ def test_a_markdown_table_says_how_it_is_read_and_names_what_differs(tmp_path):
     assert "| algorithm | against | seeds |" in written(tmp_path / "t.md", two).splitlines()[0]
 
 
+def test_differences_of_forgetting_and_tests_have_columns_where_there_are_any(tmp_path):
+    base, other = [0.1 * k for k in range(1, 7)], [0.1 * k + 0.01 * k for k in range(1, 7)]
+    gained, forgotten = paired_difference(base, other), paired_difference(other, base)
+    held = [Entry("", "a", 9, base, other), Entry("", "b", 9, other, base, "a", gained, forgotten=forgotten)]
+    head, _, first, second = (text := written(tmp_path / "t.md", held)).splitlines()[:4]
+    assert head.endswith("| forgetting | accuracy - a | p | forgetting - a |")
+    assert first.endswith("|  |  |  |")
+    assert re.search(r"\| \+3\.50 \[.*\] \| 0\.031 \| -0\.035 \[-0\.\d{3}, -0\.\d{3}\] \|$", second)
+    assert tables.TESTED.format(gained.test) in text  # six gains of one sign: 2 of 64
+    (row,) = csv.DictReader(written(tmp_path / "t.csv", held[1:]).splitlines())
+    assert float(row["forgetting_difference"]) == pytest.approx(-0.035)
+    assert (float(row["p"]), float(row["forgetting_p"])) == (2 / 64, 2 / 64)
+    assert float(row["forgetting_low"]) < -0.035 < float(row["forgetting_high"])
+    few = written(tmp_path / "t.md", [ENTRIES[0], ENTRIES[1]._replace(forgotten=ENTRIES[1].difference)])
+    assert "| accuracy - fedavg | forgetting - fedavg |" in few
+    assert "uncorrected" not in few
+
+
 def test_how_many_seeds_failed_is_said(tmp_path):
     lines = written(tmp_path / "t.md", [ENTRIES[0]._replace(failed=2), ENTRIES[1]]).splitlines()
     assert (

@@ -169,8 +169,12 @@ def entries(runs: Sequence[Run], baseline: str | None = None) -> list[Entry]:
             base, shared = against[id(group)]
             name = base.algorithm if base.setup == group.setup else base.label
             after = _common_round(shared)
-            d = _difference(shared, "accuracy", after)
-            found[-1] = found[-1]._replace(against=name, difference=d, after=after or None)
+            gained, forgotten = (_difference(shared, of, after) for of in ("accuracy", "forgetting"))
+            if _unlike([run for pair in shared for run in pair]):  # forgetting looked back on other rounds
+                forgotten = None
+            found[-1] = found[-1]._replace(
+                against=name, difference=gained, after=after or None, forgotten=forgotten
+            )
     return found
 
 

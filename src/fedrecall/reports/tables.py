@@ -11,9 +11,12 @@ from fedrecall.errors import UserError
 from fedrecall.reports.statistics import Difference, summary
 
 READING = (
-    "Of the last round: mean ± standard deviation (n - 1) over seeds. Differences of accuracy, in percentage "
+    "Of the last round: mean ± standard deviation (n - 1) over seeds. Differences, of accuracy in percentage "
     "points: mean over pairs of one seed [95 % percentile bootstrap interval; of two pairs both values]."
 )
+
+TESTED = " p is that of accuracy, uncorrected for how many lines there are: {}."
+"""What a table says besides where there are enough pairs for a test."""
 
 UNFINISHED = (
     " Where rounds are 3/4, three of four are evaluated so far and numbers are of the third; a difference is "
@@ -47,6 +50,8 @@ class Entry(NamedTuple):
     """How many more seeds are too far behind the others to be among them."""
     after: int | None = None
     """The round after which the difference is; None: each run's last."""
+    forgotten: Difference | None = None
+    """How much more it forgets, over the same pairs after the same round."""
 
     @property
     def unfinished(self) -> bool:
@@ -98,7 +103,9 @@ def markdown(entries: Sequence[Entry]) -> str:
 
 
 def _reading(entries: Sequence[Entry]) -> str:
-    return READING + (UNFINISHED if any(e.unfinished for e in entries) else "")
+    tests = dict.fromkeys(e.difference.test for e in entries if e.difference and e.difference.test)
+    tested = TESTED.format(", ".join(map(str, tests))) if tests else ""
+    return READING + tested + (UNFINISHED if any(e.unfinished for e in entries) else "")
 
 
 _WORDS = ("setting", "algorithm", "against", "split")
@@ -135,15 +142,24 @@ def _cells(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
         heading = "difference" if only is None else f"accuracy - {only}"
         if any(e.after for e in entries):
             columns.append(("after round", [str(e.after or "") for e in entries]))
-        columns.append((heading, [_ends(e.difference) for e in entries]))
+        columns.append((heading, [_ends(e.difference, 100) for e in entries]))
+        if any(e.difference and e.difference.p is not None for e in entries):
+            columns.append(("p", [_p(e.difference) for e in entries]))
+        if any(e.forgotten for e in entries):
+            heading = "difference of forgetting" if only is None else f"forgetting - {only}"
+            columns.append((heading, [_ends(e.forgotten, 1, 3) for e in entries]))
     return [name for name, _ in columns], [list(row) for row in zip(*(c for _, c in columns), strict=True)]
 
 
-def _ends(d: Difference | None) -> str:
+def _ends(d: Difference | None, scale: float, digits: int = 2) -> str:
     if d is None:
         return ""
-    interval = "" if d.low is None or d.high is None else f" [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
-    return f"{100 * d.mean:+.2f}{interval}"
+    low, mean, high = ("" if v is None else f"{scale * v:+.{digits}f}" for v in (d.low, d.mean, d.high))
+    return f"{mean} [{low}, {high}]" if low and high else mean
+
+
+def _p(d: Difference | None) -> str:
+    return "" if d is None or d.p is None else f"{d.p:.3f}" if d.p >= 0.001 else "<0.001"
 
 
 def _csv(entries: Sequence[Entry]) -> str:
@@ -159,7 +175,10 @@ def _csv(entries: Sequence[Entry]) -> str:
         d = e.difference._asdict() if e.difference else {}
         row |= {"against": e.against, "after_round": e.after, "difference": d.get("mean")}
         row["pairs"] = d.get("n")
-        rows.append(row | {name: d.get(name) for name in ("low", "high", "p", "test")})
+        row |= {name: d.get(name) for name in ("low", "high", "p", "test")}
+        d = e.forgotten._asdict() if e.forgotten else {}
+        row["forgetting_difference"] = d.get("mean")
+        rows.append(row | {f"forgetting_{name}": d.get(name) for name in ("low", "high", "p")})
     text = io.StringIO()
     made = csv.DictWriter(text, rows[0], lineterminator="\n")
     made.writeheader()

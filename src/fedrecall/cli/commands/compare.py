@@ -133,6 +133,8 @@ def _tell(made: Comparison) -> None:
                     out.print(f"{r.name}{at}, seed {seed} failed: {why}", markup=False, soft_wrap=True)
     if any(_played(r) for rows in found.values() for r in rows):
         _tell_of_what_accuracy_is(made.plans)
+        for note in made.notes:
+            out.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 def _numbers(made: Comparison, settings: Sequence[Mapping[str, str]]) -> dict[str, Any]:
