@@ -733,9 +733,20 @@ def test_what_cannot_be_held_out_is_said():
     kept = config(validation=0.2, dataset={"name": "folder", "path": "x", "undivided": "patient"})
     with pytest.raises(UserError, match="divide what undivided keeps together"):
         Experiment(kept, dataset=load(SMALL["dataset"]))
+    with pytest.raises(UserError, match="divide what undivided keeps together"):
+        Experiment(config(validation=0.2), dataset=replace(load(SMALL["dataset"]), undivided=True))
     single = "synthetic:classes=4,train=4,test=4,size=8"
     with pytest.raises(UserError, match="holds nothing out"):
         Experiment(config(validation=0.2, dataset=single, clients=2, sample=2))
+
+
+def test_a_run_that_divides_what_is_undivided_goes_on_as_it_was_begun(tmp_path):
+    data = load(SMALL["dataset"])
+    how = config(validation=0.2, rounds=1)
+    Experiment(how, tmp_path / "run", dataset=data).run()  # as by a version that did not know of units
+    noted = replace(data, undivided=True)
+    again = Experiment(replace(how, rounds=2), tmp_path / "run", resume=True, dataset=noted).run()
+    assert len(again.records) == 2
 
 
 def test_validation_leaves_no_origin_without_examples_and_knows_where_its_own_are_from():

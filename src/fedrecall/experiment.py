@@ -888,6 +888,8 @@ def federate(
     dataset = sound(dataset)
     labels = dataset.train.y.cpu().numpy()
     partition, begun = PARTITIONS.make(config.partition), _begun(config, len(labels), folder)
+    if begun is None:
+        _check_undivided(config, dataset)
     per_class, held = auxiliary_per_class(config, algorithm), held_out(config, dataset)
     rest, auxiliary = np.setdiff1d(np.arange(len(labels), dtype=np.int64), held), None
     if isinstance(partition, partitions.File):
@@ -911,15 +913,22 @@ def federate(
     return Federation(dataset, parts, augmentation, DTYPES[config.precision], auxiliary, tested)
 
 
+def _check_undivided(config: Config, dataset: Dataset) -> None:
+    """Raise UserError if examples to validate on would be of units, such as patients, that are trained on.
+
+    A data set that an earlier version cached does not say that it has units; its recipe does.
+    """
+    if config.validation and (dataset.undivided or config.dataset.get("undivided")):
+        raise UserError(
+            f"validation = {config.validation:g} would divide what undivided keeps together: give examples "
+            "of other units in place of those to test on (of a folder files named validation, and none test)."
+        )
+
+
 def held_out(config: Config, dataset: Dataset) -> np.ndarray:
     """Places in the training split of what is evaluated on in place of the test split; nobody has those."""
     if not config.validation:
         return np.empty(0, np.int64)
-    if config.dataset.get("undivided"):
-        raise UserError(
-            f"validation = {config.validation:g} would divide what undivided keeps together: name files of "
-            "other units validation, and none test."
-        )
     split, stream = dataset.train, streams.numpy_stream(config.dealing_seed, "validation")
     origins = () if split.origin is None else split.origin.tolist()
     chosen = some_of_each(split.y.tolist(), origins, config.validation, stream)

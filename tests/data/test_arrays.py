@@ -159,6 +159,8 @@ def test_origins_and_what_stays_together():
     assert [d.origins[o] for o in d.train.origin] == [site[i] for i in train]
     assert not {patient[i] for i in train} & {patient[i] for i in test}
     assert [d.origins[o] for o in d.test.origin] == [site[i] for i in test]
+    assert d.undivided
+    assert not from_arrays(TABLE, Y, origin=site).undivided
     numbered = from_arrays(TABLE, Y, origin=torch.arange(30) // 10 + 8)
     assert numbered.origins == ("8", "9", "10")
     run = fedrecall.run(

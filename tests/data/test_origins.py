@@ -245,8 +245,17 @@ def test_femnist_is_read_with_its_writers(tmp_path):
 
 def test_an_export_is_as_it_was_made(tmp_path):
     folder = as_csv(tmp_path / "mine")[0]
-    export(load(f"folder:{folder},origin=site,undivided=patient"), tmp_path / "parts")
-    assert load(f"folder:{tmp_path / 'parts'}").origins == SITES
+    for _ in range(2):  # read, and from its cache
+        made = load(f"folder:{folder},origin=site,undivided=patient")
+        assert made.undivided
+    assert not load(f"folder:{folder},origin=site,ignore=patient").undivided
+    export(made, tmp_path / "parts")
+    parts = load(f"folder:{tmp_path / 'parts'}")
+    assert (parts.origins, parts.undivided) == (SITES, True)
+    index = json.loads((tmp_path / "parts/dataset.json").read_text())
+    del index["undivided"]  # as an earlier version wrote it
+    (tmp_path / "parts/dataset.json").write_text(json.dumps(index))
+    assert not load(f"folder:{tmp_path / 'parts'}").undivided
     for asked in (
         "undivided=patient",
         "origin=site",

@@ -169,7 +169,8 @@ def join(
         Split(x_train, tensors[0], _places(train.origin, origins)),
         Split(x_test, tensors[1], _places(test.origin, origins)),
     )
-    return Dataset(name, tuple(class_names), *splits, mean, std, moved, found.features, origins)
+    named = found.features, origins
+    return Dataset(name, tuple(class_names), *splits, mean, std, moved, *named, undivided=bool(train.unit))
 
 
 def _origins(train: Rows, test: Rows) -> tuple[str, ...]:

@@ -68,6 +68,8 @@ class Dataset:
     """What a table's columns are called, in their order, if that is known."""
     origins: tuple[str, ...] = ()
     """What the examples' origins are called: sites, writers, patients."""
+    undivided: bool = False
+    """Whether units of several examples, such as patients, were kept whole when the splits were made."""
 
     @property
     def standardised(self) -> bool:
@@ -174,6 +176,7 @@ def _dataset(
     standardised: Any = None,
     features: Any = (),
     origins: Any = (),
+    undivided: Any = False,
 ) -> Dataset:
     """Put together what was read, or a ValueError when it does not fit together."""
     if not isinstance(class_names, list) or not all(isinstance(c, str) for c in class_names):
@@ -200,10 +203,10 @@ def _dataset(
     if features and not (len(features) == train.x.shape[1] and all(isinstance(f, str) for f in features)):
         raise ValueError("columns' names that are not the table's")
     _check_origins((train, test), origins)
-    statistics = arrays["mean"], arrays["std"]
-    return Dataset(
-        name, tuple(class_names), train, test, *statistics, columns, tuple(features), tuple(origins)
-    )
+    if not isinstance(undivided, bool):
+        raise ValueError("undivided is neither true nor false")
+    statistics, named = (arrays["mean"], arrays["std"]), (tuple(features), tuple(origins))
+    return Dataset(name, tuple(class_names), train, test, *statistics, columns, *named, undivided)
 
 
 def _check_origins(splits: Sequence[Split], names: Any) -> None:
@@ -247,6 +250,7 @@ def save(path: Path, dataset: Dataset, content: str | None = None) -> None:
             "standardised": json.dumps(dataset.columns or False),
             "features": json.dumps(dataset.features),
             "origins": json.dumps(dataset.origins),
+            "undivided": json.dumps(dataset.undivided),
             **({} if content is None else {"content": content}),
         }
         save_file(_arrays(dataset), temporary, metadata)
@@ -301,7 +305,8 @@ def load(path: Path) -> Dataset | None:
         if json.loads(metadata.get("sums", "null")) != _sums(arrays):  # earlier ones had none
             return None
         origins = json.loads(metadata.get("origins", "[]"))
-        return _dataset(metadata["name"], names, arrays, standardised, features, origins)
+        undivided = json.loads(metadata.get("undivided", "false"))
+        return _dataset(metadata["name"], names, arrays, standardised, features, origins, undivided)
     except (OSError, safetensors.SafetensorError, ValueError, TypeError, KeyError, RuntimeError):
         return None
 
@@ -367,6 +372,7 @@ def export(dataset: Dataset, folder: Path, part_bytes: int = 60 * 2**20) -> list
         "standardised": dataset.columns or False,
         "features": dataset.features,
         "origins": dataset.origins,
+        "undivided": dataset.undivided,
         "parts": parts,
     }
     files.write_json(folder / _INDEX, index)  # last: a folder without it is not an export
@@ -404,7 +410,8 @@ def load_export(folder: Path) -> Dataset:
         arrays = {name: torch.from_numpy(np.concatenate(parts)) for name, parts in found.items()}
         for name in ("mean", "std"):
             arrays[name] = torch.tensor(index[name], dtype=torch.float32)
-        told = index.get("standardised"), index.get("features", ()), index.get("origins", ())
-        return _dataset(str(index["name"]), index["class_names"], arrays, *told)
+        columns = index.get("standardised"), index.get("features", ())
+        told = index.get("origins", ()), index.get("undivided", False)
+        return _dataset(str(index["name"]), index["class_names"], arrays, *columns, *told)
     except Exception as error:  # a damaged archive makes zipfile, zlib and numpy raise nearly anything
         raise UserError(f"the exported data set {folder} cannot be read: {error}.") from error
