@@ -1,16 +1,24 @@
 """Names and values from outside become checked instances, or one sentence that helps."""
 
 import contextlib
+import json
 import math
 import sys
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import pytest
+import torch
 
 from fedrecall import specs
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.fedavg import FedAvg
+from fedrecall.config import Config
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.measures import MEASURES
@@ -331,6 +339,104 @@ def test_a_class_without_its_decorator_may_have_constants_but_no_settings():
     assert REGISTRY.make(f"{__name__}:Constant").KIND == "constant"
     with pytest.raises(UserError, match=r"its more would be no settings: write @dataclass"):
         REGISTRY.make(f"{__name__}:Undecorated")
+
+
+class Initialised(Thing):
+    def __init__(self, mu=0.5, **others):
+        super().__init__(**others)
+        self.mu = mu
+
+
+class Counted(Thing):
+    def __init__(self, count=2, **others):
+        super().__init__(count=count, **others)
+
+
+class Bare(FedAvg):
+    mu: float = 0.5
+
+
+class Told(FedAvg):
+    def __init__(self, mu=0.5):
+        self.mu = mu
+
+
+class ToldMore(Told):
+    pass
+
+
+def test_what_an_init_takes_is_no_setting_unless_it_is_a_field():
+    for kind in (Told, ToldMore):
+        with pytest.raises(UserError, match=r"its mu would be no settings: make them fields.*mu: float = 1"):
+            kind(0.3)
+        assert ALGORITHMS.make(f"{__name__}:{kind.__name__}").mu == 0.5  # a constant, as it ever was
+    with pytest.raises(UserError, match=r"Initialised: its mu = 0\.3 is no setting.*make it a field"):
+        REGISTRY.make(Initialised(0.3))
+    assert REGISTRY.make(Counted(3, share=0.1)).count == 3
+
+
+@pytest.mark.parametrize("made", [lambda: Bare(mu=0.3), lambda: Bare(0.3), Bare])
+def test_an_instance_of_a_class_without_its_decorator_is_refused_when_it_is_made(made):
+    with pytest.raises(UserError, match=r"class Bare: its mu would be no settings: .*@dataclass"):
+        made()
+
+
+@dataclass(frozen=True)
+class Doubled(FedAvg):
+    mu: float = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mu", 2 * self.mu)
+
+
+class Side(Enum):
+    LEFT = "left"
+    RIGHT = "right"
+
+
+@dataclass(frozen=True)
+class Clipped(FedAvg):
+    mu: float = 0.5
+    side: Side = Side.LEFT
+    more: Any = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mu", min(self.mu, 1.0))
+        object.__setattr__(self, "_drawn", object())
+
+    @cached_property
+    def half(self) -> float:
+        return self.mu / 2
+
+
+class Hooks(FedAvg):
+    mu = 0.5
+
+
+def test_an_instance_is_the_one_that_is_made_of_its_settings():
+    for given in (Doubled(0.3), f"{__name__}:Doubled:0.3"):  # whatever asks for it makes it anew
+        with pytest.raises(UserError, match=r"made again of its settings it has mu = 1\.2, not 0\.6: let it"):
+            Config(algorithm=given)
+    given = Clipped(np.float32(3), Side.RIGHT, [1, ("a", None), {"b": 0.5}])
+    assert given.half == 0.5
+    spec = Config(algorithm=given).algorithm
+    assert ALGORITHMS.make(json.loads(json.dumps(spec))) == replace(given, more=[1, ["a", None], {"b": 0.5}])
+    plain = Hooks()
+    plain.seen = 7  # as a method may note it
+    assert ALGORITHMS.make(plain) == Hooks()
+    plain.mu = 3
+    with pytest.raises(UserError, match="Hooks: its mu = 3 is no setting"):
+        ALGORITHMS.make(plain)
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), np.ones(2), np.int64(3), len, {1, 2}, Path("x")])
+def test_a_setting_that_no_file_could_hold_is_refused_before_a_run(value):
+    name = f"{__name__}:Clipped"
+    for given in (Clipped(more=value), {"name": name, "more": value}):
+        with pytest.raises(
+            UserError, match=r"Clipped: more = .* cannot be written down: give numbers, texts"
+        ):
+            Config(algorithm=given)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import json
 import math
 import operator
 import reprlib
@@ -26,12 +27,12 @@ import traceback
 import types
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from fedrecall import own_code
 from fedrecall.errors import Missing, UserError, nearest
@@ -424,17 +425,61 @@ class Registry:
     def said(self, thing: Any) -> dict[str, Any]:
         """The mapping for a class or an instance that somebody holds, where its name finds it again."""
         cls = thing if isinstance(thing, type) else type(thing)
-        spec = {"name": self._name(cls)} if cls is thing else self.spec(thing)
-        findable(self.kind, cls, self.cls, spec["name"])
-        return spec
+        name = self.name(cls)
+        findable(self.kind, cls, self.cls, name)
+        return {"name": name} if cls is thing else self.spec(thing)
 
-    def _name(self, cls: type) -> str:
+    def name(self, cls: type) -> str:
+        """What the class is called by."""
         target = f"{cls.__module__}:{cls.__qualname__}"
         return next((n for n, t in self.entries.items() if t == target), origin(cls))
 
     def spec(self, thing: Any) -> dict[str, Any]:
-        """The mapping that makes this instance again: its name and every field."""
-        return {"name": self._name(type(thing)), **plain(thing)}
+        """The mapping that makes this instance again: its name and every field; UserError if it would not."""
+        name = self.name(type(thing))
+        what = f"{self.kind} {name}"
+        values = {f.name: _written(f, thing, what) for f in fields(type(thing))}
+        _check_made_again(what, thing, values, self.make({"name": name, **values}))
+        return {"name": name, **values}
+
+
+def _check_made_again(what: str, thing: Any, values: Mapping[str, Any], made: Any) -> None:
+    """Raise UserError if an instance is another than the one that was made of its fields' values."""
+    for field in fields(type(thing)):
+        before, after = values[field.name], _written(field, made, what)
+        if json.dumps(before) != json.dumps(after):
+            raise UserError(
+                f"{what}: made again of its settings it has {field.name} = {shown(after)}, not "
+                f"{shown(before)}: let it keep what it is given, and make more of that where it is used."
+            )
+    settings = {f.name for f in fields(type(thing))}
+    for name, value in getattr(thing, "__dict__", {}).items():
+        if name in settings:
+            continue
+        kept = inspect.getattr_static(made, name, value)  # a method may have noted what is not there yet
+        try:
+            same = json.dumps(value) == json.dumps(kept)
+        except (TypeError, ValueError):  # of what is neither number nor text nothing is known
+            continue
+        if not same:
+            raise UserError(
+                f"{what}: its {name} = {shown(value)} is no setting, so that no run would have it: make it a "
+                "field of the dataclass."
+            )
+
+
+def _written(field: Field, thing: Any, what: str) -> Any:
+    """What an instance has in a field as JSON holds it, or UserError."""
+    value = check(field, getattr(thing, field.name), what)
+    value = value.value if isinstance(value, enum.Enum) else value
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{what}: {field.name} = {shown(value)} cannot be written down: give numbers, texts, and lists "
+            "and mappings of them, of a tensor or an array its .tolist()."
+        ) from None
+    return value
 
 
 def _parts(values: str) -> list[str]:
@@ -553,12 +598,11 @@ def _load(target: str, kind: str) -> type:
     place, _, attribute = target.rpartition(":")
     module = module_at(place, f"{kind} {shown(target)}")
     found = getattr(module, attribute, None)
-    mend = f"write @dataclass(frozen=True) above class {attribute}."
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
         held = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
         why = "."
         if isinstance(found, type):
-            why = f": {mend}"
+            why = f": {_decorate(attribute)}"
         elif place == "__main__":
             why = ": it was made in a notebook or a script, which alone can go on with it."
         elif held:
@@ -566,9 +610,20 @@ def _load(target: str, kind: str) -> type:
         raise UserError(f"{kind} {target!r}: {place} has no dataclass {attribute!r}{why}")
     if "name" in (f.name for f in dataclasses.fields(found)):
         raise UserError(f"{kind} {target!r}: its field 'name' is what it is called by: name it otherwise.")
-    if unheard := _unheard(found):
-        raise UserError(f"{kind} {target!r}: its {', '.join(unheard)} would be no settings: {mend}")
+    _check_declared(f"{kind} {target!r}", found)
     return found
+
+
+class Declared:
+    """Makes no instance of a class that lacks its decorator, as what is given would be no settings of it."""
+
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        """What was given is for the dataclass's own ``__init__``."""
+        kind: Any = cls
+        _check_declared(f"class {cls.__qualname__}", kind)
+        if (given or named) and (own := _own_init(kind)) is not None:
+            _check_kept(cls, own, given, named)
+        return super().__new__(cls)
 
 
 def _check_hooks(what: str, cls: type, base: type) -> None:
@@ -622,11 +677,39 @@ def _begun_alike(name: str, known: set[str]) -> list[str]:
 
 
 @cache
-def _unheard(cls: type) -> tuple[str, ...]:
-    """What it annotates as if for a dataclass, which a base of it is but not itself."""
+def _check_declared(what: str, cls: type) -> None:
+    """Raise UserError if a class has settings as if it were a dataclass, which a base of it may be."""
     if "__dataclass_fields__" in vars(cls):
-        return ()
-    return tuple(name for name, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint))
+        return
+    hints = inspect.get_annotations(cls)
+    if unheard := [name for name, hint in hints.items() if "ClassVar" not in str(hint)]:
+        raise UserError(f"{what}: its {', '.join(unheard)} would be no settings: {_decorate(cls.__name__)}")
+
+
+@cache
+def _own_init(cls: type) -> inspect.Signature | None:
+    """The signature of an ``__init__`` that no decorator made."""
+    owner = next(part for part in cls.__mro__ if "__init__" in vars(part))
+    return None if "__dataclass_fields__" in vars(owner) else inspect.signature(vars(owner)["__init__"])
+
+
+def _check_kept(cls: type, init: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Raise UserError if an ``__init__`` is given what is no field: made again, it will not be given it."""
+    try:
+        taken = list(init.bind(None, *given, **named).arguments)[1:]
+    except TypeError:  # as it will say itself
+        return
+    known = {f.name for f in fields(cls)} if dataclasses.is_dataclass(cls) else set()
+    several = {n for n, p in init.parameters.items() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    if lost := [name for name in taken if name not in known | several]:
+        raise UserError(
+            f"class {cls.__qualname__}: its {', '.join(lost)} would be no settings: make them fields of the "
+            f"class, as in {lost[0]}: float = 1.0, in place of __init__, and {_decorate(cls.__name__)}"
+        )
+
+
+def _decorate(name: str) -> str:
+    return f"write @dataclass(frozen=True) above class {name}."
 
 
 def module_at(place: str, user: str) -> types.ModuleType:

@@ -10,6 +10,7 @@ from fedrecall.algorithms.hooks import Cohort, Sgd
 from fedrecall.batches import Batch, LocalData
 from fedrecall.losses import cross_entropy
 from fedrecall.models.model import Model, Params, Student, Weights
+from fedrecall.specs import Declared
 
 
 class Server(NamedTuple):
@@ -42,7 +43,7 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(Declared):
     """Federated averaging (McMahan et al., AISTATS 2017).
 
     Clients minimise cross-entropy; the server averages their models by numbers of examples.

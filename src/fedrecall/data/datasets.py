@@ -27,7 +27,7 @@ from fedrecall.data import folders, hub, store
 from fedrecall.data.rows import Rows, Source, Told, join
 from fedrecall.data.store import Dataset, Split, export, load_export
 from fedrecall.errors import Missing, UserError
-from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, Range, Registry, plain
+from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, Declared, Range, Registry, plain
 from fedrecall.streams import numpy_stream
 
 __all__ = ["DATASETS", "Dataset", "Recipe", "Split", "available", "export", "load", "load_export"]
@@ -83,7 +83,7 @@ Sizes = tuple[int | range, int | range]
 """Examples of the training and of the test split: how many, or from how many to how many."""
 
 
-class Recipe(ABC):
+class Recipe(Declared, ABC):
     """How one data set is had; its dataclass fields are its parameters."""
 
     sizes: ClassVar[Sizes | None] = None
@@ -160,7 +160,7 @@ def _recipe(spec: str | Mapping[str, Any] | Recipe, part: bool) -> tuple[Recipe,
     recipe = spec if isinstance(spec, Recipe) else DATASETS.make(spec)
     if not isinstance(recipe, Recipe):
         raise UserError(f"dataset {spec!r} does not derive from fedrecall.data.datasets.Recipe.")
-    name = DATASETS.spec(recipe)["name"]
+    name = DATASETS.name(type(recipe))
     if part and type(recipe) is Folder:
         recipe = FolderPart(**plain(recipe))
     return recipe, name

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedrecall import files, global_draws
 from fedrecall.errors import UserError
-from fedrecall.specs import AT_LEAST_ONE, POSITIVE, Registry
+from fedrecall.specs import AT_LEAST_ONE, POSITIVE, Declared, Registry
 from fedrecall.streams import numpy_stream
 
 Ints = NDArray[np.int64]
@@ -46,7 +46,7 @@ MOST_DRAWS = 1000
 
 
 @dataclass(frozen=True)
-class Partition(ABC):
+class Partition(Declared, ABC):
     """What all partitions share: a new one only says who owns each example."""
 
     @abstractmethod
