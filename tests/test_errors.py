@@ -16,6 +16,8 @@ def test_a_sentence_has_one_full_stop(said, ended):
     ("word", "known", "said"),
     [
         ("fedntt", ["fedavg", "fedntd"], "did you mean 'fedntd'?"),
+        ("fedNTD", ["fedavg", "fedntd", "sfedkd"], "did you mean 'fedntd'?"),
+        ("fednet", ["FedAvg", "FedNet"], "did you mean 'FedNet'?"),
         ("x", ["b", "a"], "known: a, b."),
         ("x", [], "there are none."),
     ],

@@ -103,6 +103,8 @@ def test_a_spec_becomes_an_instance_and_back(spec, expected):
         ({"share": 1}, "needs a 'name'"),
         (7, "a name, a mapping or a dataclass is wanted, not 7"),
         ("no_such_package_xyz:Thing", "there is no module"),
+        ("thingy:0.1", "unknown thing 'thingy', nor is there a module of that name; did you mean 'thing'"),
+        ("Thing:0.1", "unknown thing 'Thing', nor is there a module of that name; did you mean 'thing'"),
         (f"{__name__}:test_fields_carry", "has no dataclass"),
         (f"{__name__}:Unlistd", "has no dataclass 'Unlistd'; did you mean 'Unlisted'?"),
         ("nowhere.py:Thing", "there is no file"),

@@ -51,13 +51,20 @@ class Interrupted(KeyboardInterrupt):
         self.saved = saved
 
 
+def alike(word: str, known: Iterable[str]) -> str | None:
+    """The nearest known name, however either is capitalised, if one is near."""
+    names = {name.lower(): name for name in sorted(known)}
+    close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
+    return names[close[0]] if close else None
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an error sentence: the nearest known name, else all of them."""
     known = sorted(known)
     if not known:
         return "there are none."
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known) + "."
+    close = alike(word, known)
+    return f"did you mean {close!r}?" if close is not None else "known: " + ", ".join(known) + "."
 
 
 def sentence(said: object) -> str:

@@ -20,6 +20,7 @@ import itertools
 import json
 import math
 import operator
+import os
 import reprlib
 import sys
 import textwrap
@@ -35,7 +36,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from fedrecall import own_code
-from fedrecall.errors import Missing, UserError, nearest
+from fedrecall.errors import Missing, UserError, alike, nearest
 
 ALIKE = 0.85
 """How much of two names must be the same, of 1, for one to be the other misspelt."""
@@ -356,6 +357,7 @@ class Registry:
                 hint = self.instead.get(name) or nearest(name, self.entries)
                 raise UserError(f"unknown {self.kind} {name!r}; {hint}")
             permit(self.kind, name)
+            self._check_module(name.partition(":")[0])
             target = name
         found = _load(target, self.kind)
         if self.base is not None and not issubclass(found, _load(self.base, self.kind)):
@@ -366,6 +368,14 @@ class Registry:
         if target.startswith("fedrecall."):  # of others the file may change
             self._known[target] = found
         return found
+
+    def _check_module(self, word: str) -> None:
+        """Raise UserError if what should be a module is none, but resembles a name: shard:2."""
+        close = None if "." in word or os.sep in word else alike(word, self.entries)
+        if close is not None and word not in sys.modules and importlib.util.find_spec(word) is None:
+            raise UserError(
+                f"unknown {self.kind} {word!r}, nor is there a module of that name; did you mean {close!r}?"
+            )
 
     def make(self, spec: Any, **overrides: Any) -> Any:
         """An instance from ``name``, ``name:value,key=value``, a mapping with a ``name``, a class, or one."""
