@@ -200,6 +200,17 @@ def test_a_trained_model_is_a_plain_module_that_can_be_exported(model, threads):
         torch.set_num_threads(before)
 
 
+def test_answers_are_names_to_compare_labels_with_and_arrays_are_taken():
+    result = fedrecall.run(dataset="digits", model="mlp:8", **SETTINGS)
+    images, y = (t.numpy() for t in (load("digits").test.x, load("digits").test.y))
+    trained = result.trained
+    assert np.mean(np.array(trained.predict(images)) == np.array(y).astype(str)) == result.accuracy
+    line = "np.mean(np.array(trained.predict(images)) == np.array(y).astype(str))"
+    assert line in (Path(__file__).parents[2] / "docs" / "using.md").read_text()
+    logits = result.trained(images[:9])
+    assert torch.equal(logits, result.trained(torch.from_numpy(images[:9])))
+
+
 def test_what_is_no_example_is_refused():
     trained = fedrecall.run(dataset="digits", model="mlp:8", **SETTINGS).trained
     with pytest.raises(UserError, match=r"shape \[n, 1, 8, 8\] are needed, not \[8, 8\]"):

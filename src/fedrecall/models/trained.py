@@ -113,8 +113,10 @@ class Trained(nn.Module):
         self.register_buffer("std", torch.tensor(inputs.std, dtype=torch.float64, device=device))
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | np.ndarray) -> Tensor:
         """[n, classes] of [n, *shape]."""
+        if not isinstance(x, Tensor):
+            x = torch.as_tensor(x, device=self.mean.device)
         kind = next(self.network.parameters()).dtype
         wide = kind if self.inputs.image else torch.float64  # time stamps have more digits than float32
         ready = plain(x if self.inputs.image else x.to(wide), self.mean, self.std, wide)
