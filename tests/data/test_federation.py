@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import fedrecall
+from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import Dataset, Split
-from fedrecall.data.federation import set_apart
+from fedrecall.data.federation import Federation, set_apart
 from fedrecall.errors import UserError
 
 Y = torch.arange(60) % 3
@@ -24,6 +25,14 @@ def dataset(x, y=Y, channels=None, test=None):
 def play(given, **settings):
     made = {"clients": 3, "sample": 2, "rounds": 1, "partition": "iid", "batch_size": 8, "model": "mlp:6"}
     return fedrecall.run(dataset=given, augmentation="none", backend="serial", **made | settings)
+
+
+def test_what_holds_examples_is_shown_in_a_line():
+    given = dataset(IMAGES)
+    assert repr(given) == "<Dataset mine: 40 training and 20 test examples [3, 8, 8] of 3 classes>"
+    assert repr(given.train) == "<Split of 40 examples [3, 8, 8]>"
+    made = Federation(given, [np.arange(10), np.arange(10, 24)], Augmentation())
+    assert repr(made) == "<Federation on mine: 2 clients with 10 to 14 examples each>"
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])

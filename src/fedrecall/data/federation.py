@@ -43,6 +43,11 @@ class Federation:
     def __len__(self) -> int:
         return len(self.parts)
 
+    def __repr__(self) -> str:
+        sizes = [len(part) for part in self.parts]
+        held = f"{min(sizes, default=0)} to {max(sizes, default=0)} examples"
+        return f"<Federation on {self.dataset.name}: {len(self)} clients with {held} each>"
+
     def client(self, number: int) -> ClientData:
         """One client's data."""
         return self._data(self.parts[number], self.augmentation)

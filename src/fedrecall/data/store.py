@@ -36,6 +36,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        return f"<Split of {len(self)} examples {list(self.x.shape[1:])}>"
+
     def part(self, places: slice | Tensor) -> Split:
         """Some of the examples, in their order."""
         return Split(self.x[places], self.y[places], None if self.origin is None else self.origin[places])
@@ -70,6 +73,10 @@ class Dataset:
     """What the examples' origins are called: sites, writers, patients."""
     undivided: bool = False
     """Whether units of several examples, such as patients, were kept whole when the splits were made."""
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.train)} training and {len(self.test)} test examples {list(self.shape)}"
+        return f"<Dataset {self.name}: {sizes} of {self.classes} classes>"
 
     @property
     def standardised(self) -> bool:
