@@ -1,5 +1,7 @@
 """A data set from arrays: the same as from files of the same content, whatever their layout and library."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -179,8 +181,14 @@ def test_origins_and_what_stays_together():
         ((GREY > 9, Y), r"are bool of shape \[30, 6, 5\]; give images as whole numbers"),
         ((RNG.integers(0, 9, (30, 4, 6, 5), dtype=np.uint8), Y), "no axis is that of 1 or 3 channels"),
         ((TABLE, Y[:29]), r"30 training examples have labels of \[29\]: give one of each"),
-        ((TABLE, Y / 2), "labels are float64; give whole numbers or names"),
-        ((TABLE, None), "30 training examples have labels None: give one of each"),
+        ((TABLE, Y / 2), r"labels are float64; give whole numbers or names\.$"),
+        ((TABLE, Y * 1j), r"labels are complex128; give whole numbers or names\.$"),
+        (
+            (TABLE, None),
+            r"no labels: give from_arrays\(x, y\), .*from_arrays\(\*ds\.tensors\) of a TensorDataset",
+        ),
+        ((torch.utils.data.TensorDataset(torch.from_numpy(TABLE)),), "there are no labels: give"),
+        ((TABLE, np.stack([Y, Y], 1)), r"30 training examples have labels of \[30, 2\]: give one of each\.$"),
         ((TABLE, np.array(["a", None, "b"] * 10, object)), "training example 1 has no 'label'"),
         ((TABLE, np.array(["a", float("nan"), "b"] * 10, object)), "training example 1 has no 'label'"),
         (([[1, 2], [3]], [0, 1]), "what is given is no array"),
@@ -211,6 +219,25 @@ def test_origins_and_what_stays_together():
 def test_what_is_no_data_set_is_one_sentence(given, said):
     with pytest.raises(UserError, match=said):
         from_arrays(*given)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor, np.ndarray.tolist])
+def test_labels_in_another_form_are_told_how_they_become_some(kind):
+    expected = from_arrays(TABLE, Y % 2).train.y
+    for held in (Y % 2 * 1.0, Y % 2 == 1, (Y % 2)[:, None], (Y % 2)[None]):
+        y = kind(held)
+        told, cured = (
+            ("asarray(y).astype(int)", np.asarray(y).astype(int))
+            if held.ndim == 1
+            else ("ravel(y)", np.ravel(y))
+        )
+        with pytest.raises(UserError, match=re.escape(f", as numpy.{told} has them.")):
+            from_arrays(TABLE, y)
+        assert torch.equal(from_arrays(TABLE, cured).train.y, expected)
+    with pytest.raises(UserError, match=r"test examples have origin_test .* as numpy\.ravel\(origin_test\)"):
+        from_arrays(TABLE, Y, TABLE, Y, origin_test=Y[:, None])
+    with pytest.raises(UserError, match=r"test labels are float64.* as numpy\.asarray\(y_test\)\.astype"):
+        from_arrays(TABLE, Y, TABLE, Y * 1.0)
 
 
 def test_test_examples_may_say_where_they_are_from():

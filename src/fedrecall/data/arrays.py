@@ -13,10 +13,16 @@ from fedrecall.data.store import Dataset
 from fedrecall.errors import UserError
 from fedrecall.specs import shown
 
+OF_OTHERS = (
+    'from_arrays(ds["image"], ds["label"]) of a Hugging Face data set, from_arrays(*ds.tensors) of a '
+    "TensorDataset."
+)
+"""How what other libraries hold is given, for an error message."""
+
 
 def from_arrays(
     x: Any,
-    y: Any,
+    y: Any = None,
     x_test: Any = None,
     y_test: Any = None,
     *,
@@ -43,6 +49,8 @@ def from_arrays(
     every training example who or where it is from and what is held out whole, as `folder` has them;
     ``origin_test`` says of those of ``x_test`` who or where they are from.
     """
+    if y is None:
+        raise UserError(f"from_arrays: there are no labels: give from_arrays(x, y), that is {OF_OTHERS}")
     if (x_test is None) != (y_test is None):
         raise UserError("from_arrays: give x_test and y_test, or neither.")
     if x_test is not None and undivided is not None:
@@ -122,7 +130,10 @@ def _rows(split: str, x: Any, y: Any, origin: Any, unit: Any) -> Rows:
     elif labels.dtype == object:  # as pandas has its text
         labels = np.array([identifier(v, w, "label") for v, w in zip(labels, where, strict=True)])
     if labels.dtype.kind not in "iuU" and len(labels):  # an empty list has any
-        raise UserError(f"from_arrays: the {split} labels are {labels.dtype}; give whole numbers or names.")
+        how = f", as numpy.asarray({_LABELS[split]}).astype(int) has them" if _whole(labels) else ""
+        raise UserError(
+            f"from_arrays: the {split} labels are {labels.dtype}; give whole numbers or names{how}."
+        )
     told = []
     of = "origin_test" if split == "test" else "origin"
     for what, given in ((of, origin), ("undivided", unit)):
@@ -131,11 +142,24 @@ def _rows(split: str, x: Any, y: Any, origin: Any, unit: Any) -> Rows:
     return Rows(list(held), labels.tolist(), where, [], *told)
 
 
+_LABELS = {"training": "y", "test": "y_test"}
+
+
+def _whole(labels: np.ndarray[Any, Any]) -> bool:
+    """Whether these are truth values, or floating numbers without a fraction."""
+    if labels.dtype.kind not in "fb":
+        return False
+    wide = labels.astype(np.float64)
+    return bool((np.isfinite(wide) & (wide == np.floor(wide))).all())
+
+
 def _column(split: str, what: str, values: Any, count: int) -> np.ndarray[Any, Any]:
     found = _array(values)
     if found.shape != (count,):
         shown = repr(values) if found.ndim == 0 else f"of {list(found.shape)}"
-        raise UserError(f"from_arrays: {count} {split} examples have {what} {shown}: give one of each.")
+        flat = f", as numpy.ravel({_LABELS[split] if what == 'labels' else what}) has them"
+        how = flat if found.size == count and found.ndim > 1 else ""
+        raise UserError(f"from_arrays: {count} {split} examples have {what} {shown}: give one of each{how}.")
     return found
 
 

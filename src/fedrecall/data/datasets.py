@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 
 from fedrecall import files
 from fedrecall.data import folders, hub, store
+from fedrecall.data.arrays import OF_OTHERS
 from fedrecall.data.rows import Rows, Source, Told, join
 from fedrecall.data.store import Dataset, Split, export, load_export
 from fedrecall.errors import Missing, UserError
@@ -50,8 +51,7 @@ class _Recipes(Registry):
             kind = spec.__name__ if isinstance(spec, type) else type(spec).__name__
             raise UserError(
                 f"dataset: a value of type {kind} is not read by itself: give a name, or what "
-                'fedrecall.from_arrays makes: from_arrays(ds["image"], ds["label"]) of a Hugging Face data '
-                "set, from_arrays(*ds.tensors) of a TensorDataset."
+                f"fedrecall.from_arrays makes: {OF_OTHERS}"
             )
         return super().parse(spec)
 
