@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import tensor
@@ -607,7 +608,7 @@ def test_a_script_is_resumed_by_itself_alone(program, tmp_path):
     run = tmp_path / "run"
     play(run, program("script", PROGRAM), 1)
     assert json.loads((run / "made.json").read_text())[-1]["code"].keys() == {
-        f"__main__:Mine{looked_up}" for looked_up in ("", " with SCALE")
+        f"__main__:Mine{looked_up}" for looked_up in ("", " with LIMITS", " with SCALE")
     }
     with warnings.catch_warnings(action="error", category=RuntimeWarning):
         play(run, program("script", PROGRAM.replace("= 5", "= 6")), 2)
@@ -616,23 +617,33 @@ def test_a_script_is_resumed_by_itself_alone(program, tmp_path):
 
 
 SWEEP = """
+import torch
 from dataclasses import dataclass
+from functools import cache
+from numpy import float64
 from fedrecall import FedAvg
 
-SCALE, CFG, calls, LOG = 1.0, {"top": 2.0}, 0, []
+SCALE, CFG, calls, LOG, SEEN, ROOT, STEP = 1.0, {"top": 2.0, "of": [1]}, 0, [], {}, "/data/a", float64(0.5)
+
+@cache
+def step():
+    return STEP
 
 def scale():
     global calls
     calls += 1
-    return SCALE
+    SEEN[calls] = ROOT, __name__
+    return SCALE * step() * 2
 
 @dataclass(frozen=True)
 class Mine(FedAvg):
     def loss(self, model, params, anchor, batch):
         LOG.append(batch.y.sum())
+        see(batch.y)
         return (lambda loss: scale() * loss)(super().loss(model, params, anchor, batch)).clamp(max=self.top())
 
     @staticmethod
+    @torch.no_grad()
     def top():
         return CFG["top"]
 
@@ -641,7 +652,11 @@ see(SCALE)
 
 
 @pytest.mark.parametrize(
-    ("change", "what"), [("SCALE", 0.1), ("CFG", {"top": 3.0}), ("calls", 7), ("LOG", [1]), ("seen", 2)]
+    ("change", "what"),
+    [
+        *(("SCALE", 0.1), ("CFG", {"top": 3.0, "of": [1]}), ("STEP", np.float64(0.25))),
+        *(("calls", 7), ("LOG", [1]), ("SEEN", {1: 2.0}), ("ROOT", "/data/b"), ("__name__", "main")),
+    ],
 )
 @pytest.mark.parametrize("kind", ["script", "notebook", "prompt"])
 def test_a_sweep_over_a_programs_own_number_is_not_answered_by_its_first_run(
@@ -652,7 +667,7 @@ def test_a_sweep_over_a_programs_own_number_is_not_answered_by_its_first_run(
     play(tmp_path / "run", mine, 1)
     setattr(sys.modules["__main__"], change, what)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of a prompt
-        if change not in ("SCALE", "CFG"):  # what it keeps itself, or never looks at
+        if change not in ("SCALE", "CFG", "STEP"):  # what it keeps itself, or never looks at
             assert len(play(tmp_path / "run", mine, 2).history) == 2
             return
         with pytest.raises(

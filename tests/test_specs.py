@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import sys
+import time
 import warnings
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -409,6 +410,40 @@ class Clipped(FedAvg):
     @cached_property
     def half(self) -> float:
         return self.mu / 2
+
+
+@dataclass(frozen=True)
+class Weighted(FedAvg):
+    weights: tuple[float, ...] = (1.0,)
+    sides: tuple[Side, ...] = ()
+    born: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", tuple(w / sum(self.weights) for w in self.weights))
+        object.__setattr__(self, "born", time.monotonic_ns())
+        object.__setattr__(self, "tag", id(self))
+
+
+@dataclass(frozen=True)
+class Written(FedAvg):
+    mu: float = 0.5
+
+    def __init__(self, mu: float = 0.5, table: Any = None) -> None:
+        object.__setattr__(self, "mu", mu)
+
+
+def test_what_is_made_anew_each_time_or_rounded_is_no_lost_setting():
+    stream = np.random.default_rng(0)
+    for _ in range(20):
+        given = Weighted(tuple(stream.random(3).tolist()), (Side.LEFT, Side.RIGHT))
+        spec = Config(
+            algorithm={"name": f"{__name__}:Weighted", **{k: getattr(given, k) for k in ("weights", "sides")}}
+        ).algorithm
+        assert spec["weights"] == pytest.approx(given.weights)
+        assert json.loads(json.dumps(spec))["sides"] == ["left", "right"]
+    with pytest.raises(UserError, match="class Written: its table would be no settings"):
+        Written(0.3, table=torch.ones(2))
+    assert ALGORITHMS.make(Written(0.3)).mu == 0.3
 
 
 class Hooks(FedAvg):

@@ -32,7 +32,11 @@ def run(
     call begins a run and goes on with it. ``progress`` shows on the error stream how it goes.
     ``fedrecall run --help`` lists all settings, with - for _.
     """
-    if isinstance(out, str) and out.partition(":")[0] in ALGORITHMS and "algorithm" not in settings:
+    if (
+        isinstance(out, str)
+        and out.partition(":")[0] in ALGORITHMS
+        and not (resume or "algorithm" in settings)
+    ):
         raise UserError(f"the run's folder comes first, and {out!r} is an algorithm: give algorithm={out!r}.")
     dataset, root = _data(settings)
     sinks: list[Sink] = []

@@ -204,13 +204,14 @@ class Comparison:
     def notes(self) -> list[str]:
         """What the numbers depend on that no setting says."""
         needy = [p for p in self.plans if ALGORITHMS.make(p.made.algorithm).auxiliary_per_class]
-        held = max((p.made.auxiliary_per_class or 0 for p in self.plans), default=0)
-        if not (needy and held):
+        held = {p.made.auxiliary_per_class or 0 for p in self.plans}
+        if len(needy) in (0, len(self.plans)) or held in (set(), {0}):
             return []
         names = " and ".join(dict.fromkeys(p.name for p in needy))
+        many = " or ".join(map(str, sorted(held)))
         return [
-            f"In all runs the server holds {held} training examples of each class, which no client has, for "
-            f"{names}: without it the others have these, too."
+            f"In all runs the server holds {many} training examples of each class, which no client has, for "
+            f"{names}: without it the others' clients have these, too."
         ]
 
     def __str__(self) -> str:

@@ -812,7 +812,7 @@ def signals(experiments: Sequence[Experiment]) -> Iterator[None]:
     def ask(signum: int, _frame: Any) -> None:
         for experiment in experiments:
             experiment.ask_to_stop(signum)
-        with suppress(OSError, RuntimeError, ValueError):  # closed, or in the middle of a print
+        with suppress(OSError, RuntimeError, ValueError, AttributeError):  # closed, in a print, or None
             sys.stderr.write("stopping after this round; asked again, at once\n")
             sys.stderr.flush()
 

@@ -4,6 +4,7 @@ import ast
 import copy
 import dis
 import hashlib
+import inspect
 import platform
 import re
 import shlex
@@ -289,43 +290,55 @@ _VALUE = " with "
 
 
 def _values(module: types.ModuleType, name: str) -> dict[str, str]:
-    """The numbers, texts and the like that what a module calls ``name`` looks up in it, but never assigns."""
-    held, found, assigned = vars(module), dict[str, str](), set[str]()
+    """The settings that what a module calls ``name`` looks up in it, but never assigns or changes."""
+    held, found, kept = vars(module), dict[str, str](), set[str]()
     todo, seen = [held[name]], set[int]()
     for thing in todo:  # which grows
         if id(thing) in seen or getattr(thing, "__module__", None) != module.__name__:
             continue
         seen.add(id(thing))
         todo += thing.__mro__ if isinstance(thing, type) else ()
-        for step in _steps(thing):
-            if step.opname == "STORE_GLOBAL":
-                assigned.add(step.argval)
-            elif step.opname == "LOAD_GLOBAL" and step.argval in held:
-                value = held[step.argval]
-                if _plain(value):
-                    found[step.argval] = repr(value)
-                elif isinstance(value, (type, types.FunctionType)):
-                    todo.append(value)
-    return {k: v for k, v in found.items() if k not in assigned}
+        for code in _codes(thing):
+            steps = list(dis.get_instructions(code))
+            names = {s.argval for s in steps if s.opname == "LOAD_GLOBAL" and s.argval in held}
+            kept |= {s.argval for s in steps if s.opname == "STORE_GLOBAL"}
+            if any(s.opname in _STORES or _CHANGES.fullmatch(str(s.argval)) for s in steps):
+                kept |= {n for n in names if isinstance(held[n], dict)}  # as hooks note what they see
+            found |= {n: repr(value) for n in names if (value := _setting(held[n])) not in (_NONE, {})}
+            todo += [held[n] for n in names if callable(held[n])]
+    return {k: v for k, v in found.items() if k not in kept and not k.startswith("__")}
 
 
-def _steps(thing: Any) -> Iterator[dis.Instruction]:
+_STORES = ("STORE_SUBSCR", "DELETE_SUBSCR")
+
+
+def _codes(thing: Any) -> Iterator[types.CodeType]:
     """What a function's or a class's own functions do, with those that are defined within them."""
     own = list(vars(thing).values()) if isinstance(thing, type) else [thing]
-    own = [f for o in own for f in (getattr(o, "__func__", o), getattr(o, "fget", None))]
-    codes = [f.__code__ for f in own if isinstance(f, types.FunctionType)]
+    parts = [getattr(o, part, None) for o in own for part in ("__func__", "fget", "fset", "func")]
+    functions = [inspect.unwrap(f) for f in (*own, *parts) if callable(f)]
+    codes = [f.__code__ for f in functions if isinstance(f, types.FunctionType)]
     for one in codes:  # which grows
         codes += [c for c in one.co_consts if isinstance(c, types.CodeType)]
-        yield from dis.get_instructions(one)
+        yield one
 
 
-def _plain(value: Any) -> bool:
-    """Whether it is a setting: a number, a text or the like, or a tuple or a mapping of these."""
-    if isinstance(value, Mapping):
-        return type(value) is dict and all(map(_plain, (*value, *value.values())))
+_NONE = object()
+"""What is no setting."""
+
+
+def _setting(value: Any) -> Any:
+    """A number, a text that is no place on a machine, or a tuple of these, and what a dict has of them."""
+    if type(value) is dict:
+        entries = {k: _setting(v) for k, v in value.items()}
+        return {k: v for k, v in entries.items() if v is not _NONE}
     if isinstance(value, tuple):
-        return all(map(_plain, value))
-    return value is None or type(value) in (bool, int, float, complex, str, bytes)
+        parts = tuple(map(_setting, value))
+        return _NONE if _NONE in parts else parts
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, str):
+        return _NONE if "/" in value or "\\" in value or value.startswith(("cpu", "cuda")) else value
+    return value if value is None or type(value) in (bool, int, float, complex, bytes) else _NONE
 
 
 def _digest(sources: Mapping[str, bytes]) -> str:

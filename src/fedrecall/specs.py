@@ -449,15 +449,20 @@ class Registry:
         name = self.name(type(thing))
         what = f"{self.kind} {name}"
         values = {f.name: _written(f, thing, what) for f in fields(type(thing))}
-        _check_made_again(what, thing, values, self.make({"name": name, **values}))
-        return {"name": name, **values}
+        spec = {"name": name, **values}
+        _check_made_again(what, thing, values, lambda: self.make(spec))
+        return spec
 
 
-def _check_made_again(what: str, thing: Any, values: Mapping[str, Any], made: Any) -> None:
-    """Raise UserError if an instance is another than the one that was made of its fields' values."""
+def _check_made_again(what: str, thing: Any, values: Mapping[str, Any], make: Callable[[], Any]) -> None:
+    """Raise UserError if an instance is another than those that are made of its fields' values.
+
+    What differs between these, too, such as a time, is no setting that anybody gave.
+    """
+    made = make()
     for field in fields(type(thing)):
         before, after = values[field.name], _written(field, made, what)
-        if json.dumps(before) != json.dumps(after):
+        if not _alike(before, after) and _alike(after, _written(field, make(), what)):
             raise UserError(
                 f"{what}: made again of its settings it has {field.name} = {shown(after)}, not "
                 f"{shown(before)}: let it keep what it is given, and make more of that where it is used."
@@ -468,20 +473,37 @@ def _check_made_again(what: str, thing: Any, values: Mapping[str, Any], made: An
             continue
         kept = inspect.getattr_static(made, name, value)  # a method may have noted what is not there yet
         try:
-            same = json.dumps(value) == json.dumps(kept)
+            lost = not _alike(value, kept) and _alike(kept, inspect.getattr_static(make(), name, kept))
         except (TypeError, ValueError):  # of what is neither number nor text nothing is known
             continue
-        if not same:
+        if lost:
             raise UserError(
                 f"{what}: its {name} = {shown(value)} is no setting, so that no run would have it: make it a "
                 "field of the dataclass."
             )
 
 
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two values are written alike, but for rounding, as of weights that are made to sum to 1."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9) or json.dumps(one) == json.dumps(other)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
+        return all(map(_alike, one, other))
+    return json.dumps(one) == json.dumps(other)
+
+
+def _plain(value: Any) -> Any:
+    """With the values of enums in their places."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {_plain(k): _plain(v) for k, v in value.items()}
+    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+
+
 def _written(field: Field, thing: Any, what: str) -> Any:
     """What an instance has in a field as JSON holds it, or UserError."""
-    value = check(field, getattr(thing, field.name), what)
-    value = value.value if isinstance(value, enum.Enum) else value
+    value = _plain(check(field, getattr(thing, field.name), what))
     try:
         json.dumps(value)
     except (TypeError, ValueError):
@@ -699,8 +721,9 @@ def _check_declared(what: str, cls: type) -> None:
 @cache
 def _own_init(cls: type) -> inspect.Signature | None:
     """The signature of an ``__init__`` that no decorator made."""
-    owner = next(part for part in cls.__mro__ if "__init__" in vars(part))
-    return None if "__dataclass_fields__" in vars(owner) else inspect.signature(vars(owner)["__init__"])
+    init = next(vars(part)["__init__"] for part in cls.__mro__ if "__init__" in vars(part))
+    made = getattr(getattr(init, "__code__", None), "co_filename", "") == "<string>"
+    return None if made else inspect.signature(init)
 
 
 def _check_kept(cls: type, init: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any]) -> None:

@@ -226,10 +226,9 @@ class Run:
             return []
         of = self.complete["algorithm"]
         text = specs.short_text(ALGORITHMS, of) if of["name"] in ALGORITHMS else specs.word(of)
-        whose = {"run": self.name, "algorithm": text, "seed": self.seed}
-        return [
-            {**whose, "round": r["round"], "split": r.get("split", "test"), **scalars(r)} for r in records
-        ]
+        split = "validation" if self.complete["validation"] else "test"
+        whose = {"run": self.name, "algorithm": text, "seed": self.seed, "split": split}
+        return [{**whose, "round": r["round"], **scalars(r)} for r in records]
 
     @cached_property
     def made(self) -> list[dict[str, Any]]:
