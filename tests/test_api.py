@@ -67,6 +67,7 @@ def test_an_algorithm_in_the_place_of_the_folder_is_no_folder(tmp_path, monkeypa
             fedrecall.run(said, rounds=1, **SMALL)
     assert list(tmp_path.iterdir()) == []
     assert fedrecall.run("fedntd", algorithm="fedntd", rounds=1, **SMALL).out.name == "fedntd"
+    assert len(fedrecall.run("fedntd", resume=True, rounds=2).history) == 2
 
 
 def test_the_same_call_begins_a_run_and_goes_on_with_it(tmp_path):
@@ -142,6 +143,14 @@ def test_what_was_recorded_is_had_as_plain_lists_and_rows(tmp_path):
     assert rows[-1]["measures/locals/local_accuracy"] == pytest.approx(sum(local) / len(local))
     assert rows[-1]["accuracy"] == alone.accuracy
     assert all(isinstance(v, (str, int, float)) for row in rows for v in row.values())
+
+
+def test_rows_of_a_run_that_is_validated_say_so_whether_or_not_a_round_was_evaluated(tmp_path):
+    fedrecall.run(tmp_path / "run", rounds=3, validation=0.2, evaluate_every=2, **SMALL)
+    rows = fedrecall.open_runs(tmp_path / "run")[0].rows
+    assert [("accuracy" in r, r["split"]) for r in rows] == [
+        (seen, "validation") for seen in (False, True, True)
+    ]
 
 
 class HubDict(dict):

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -113,6 +114,24 @@ def test_a_run_is_stopped_by_a_signal_after_its_round_and_resumes_bit_for_bit(tm
     assert len(RunFolder(tmp_path / "run").metrics()) in (2, 3)
     assert same(Experiment(config(), tmp_path / "run", resume=True).run().weights, straight.weights)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_process_without_an_error_stream_stops_after_its_round_too(tmp_path, monkeypatch):
+    class Killer:
+        def begin(self, config, history):
+            pass
+
+        def record(self, record):
+            monkeypatch.setattr(sys, "stderr", None)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+
+        def end(self):
+            pass
+
+    with pytest.raises(Interrupted):
+        Experiment(config(), tmp_path / "run", sinks=[Killer()]).run()
+    assert len(RunFolder(tmp_path / "run").metrics()) in (1, 2)
 
 
 def test_a_finished_run_can_be_extended(tmp_path, straight):
