@@ -19,6 +19,7 @@ __all__ = [
     "compare",
     "from_arrays",
     "open_runs",
+    "report",
     "run",
     "trained",
 ]
@@ -35,6 +36,7 @@ _HOMES = {
     "compare": "fedrecall.api",
     "from_arrays": "fedrecall.data.arrays",
     "open_runs": "fedrecall.reports.runs",
+    "report": "fedrecall.reports.report",
     "run": "fedrecall.api",
     "trained": "fedrecall.reports.runs",
 }

@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -61,6 +62,26 @@ def test_report_writes_its_numbers_as_a_table(runs, tmp_path):
     assert float(avg["forgetting_difference"]) == pytest.approx(more)
     found = invoke(*words, "--table", tmp_path / "t.doc")
     assert "name a file that ends in .tex, .csv, .md" in str(found.exception)
+
+
+def test_python_writes_the_page_that_the_command_does(tmp_path, monkeypatch):
+    runs = [write(tmp_path / "runs" / name, algorithm=name) for name in ("fedavg", "fedntd")]
+    options = {"title": "Mine", "targets": [0.3], "baseline": "fedntd"}
+    said = invoke(
+        "report", *runs, "--out", tmp_path / "a.html", "--title=Mine", "--target=0.3", "--baseline=fedntd"
+    )
+    assert said.exit_code == 0, said.output
+    page = (tmp_path / "a.html").read_bytes()
+    opened = fedrecall.open_runs(runs)
+    for given in (runs, opened, (str(runs[0]), opened[1]), tmp_path / "runs"):
+        assert fedrecall.report(given, str(tmp_path / "b.html"), **options).read_bytes() == page
+    monkeypatch.chdir(tmp_path)
+    assert fedrecall.report(opened[0]) == Path("report.html")
+    assert b"fedntd" not in Path("report.html").read_bytes()
+    with pytest.raises(UserError, match="name at least one run"):
+        fedrecall.report([])
+    with pytest.raises(UserError, match=r"cannot write .*: Is a directory"):
+        fedrecall.report(runs, tmp_path)
 
 
 def test_report_of_nothing_is_a_users_mistake(tmp_path):

@@ -12,10 +12,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata, resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedrecall import files
 from fedrecall.contracts import promise
 from fedrecall.errors import NothingYet, UserError, nearest
 from fedrecall.measures import costs
@@ -36,6 +38,7 @@ from fedrecall.reports.runs import (
     in_common,
     in_step,
     left_out,
+    open_runs,
     partly_tested,
     unfinished,
     validated,
@@ -82,6 +85,30 @@ class Page:
         """Every run with the number of its group, but for those that are in none."""
         shown = [(n, run) for n, group in self.numbered for run in (*group.runs, *group.failed)]
         return [*shown, *((None, run) for run, _ in self.astray), *((None, run) for run in self.idle)]
+
+
+def report(
+    runs: Path | str | Run | Iterable[Path | str | Run],
+    out: Path | str = "report.html",
+    *,
+    title: str | None = None,
+    targets: Sequence[float] = (),
+    baseline: str | None = None,
+) -> Path:
+    """Put runs on one HTML page, as the command does: ``fedrecall.report("runs")``; returns where it is.
+
+    ``runs``: folders, or what `open_runs` gave. ``targets``: accuracies in (0, 1] to count rounds and seconds
+    to. ``baseline``: what the others are compared with.
+    """
+    given = [runs] if isinstance(runs, (str, Path, Run)) else list(runs)
+    opened = [run for run in given if isinstance(run, Run)]
+    if len(opened) < len(given) or not given:
+        opened = open_runs([run.path if isinstance(run, Run) else run for run in given])
+    built = build(opened, title=title, targets=targets, baseline=baseline)
+    out = files.expanded(out)
+    with files.placing(out):
+        files.write(out, built.encode(errors="replace"))  # a folder's name may be no text
+    return out
 
 
 @from_files

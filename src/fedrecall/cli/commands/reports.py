@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from fedrecall import files
 from fedrecall.cli.app import app, out
 from fedrecall.cli.options import DataRoot, Table
 
@@ -44,17 +43,14 @@ def report_command(
     Example: fedrecall report runs/ --out report.html
     """
     from fedrecall.reports import tables
-    from fedrecall.reports.report import build, entries
+    from fedrecall.reports.report import entries, report
     from fedrecall.reports.runs import open_runs
 
     if table is not None:
         tables.check(table)
     opened = open_runs(runs)
-    built = build(opened, title=title, targets=target or (), baseline=baseline)
-    page = built.encode(errors="replace")  # a folder's name may be no text
-    with files.placing(out_):
-        files.write(out_, page)
-    out.print(f"report: {out_} ({len(page) / 1e6:.1f} MB)", markup=False, soft_wrap=True)
+    report(opened, out_, title=title, targets=target or (), baseline=baseline)
+    out.print(f"report: {out_} ({out_.stat().st_size / 1e6:.1f} MB)", markup=False, soft_wrap=True)
     if table is not None:
         tables.write(table, entries(opened, baseline))
         out.print(f"table: {table}", markup=False, soft_wrap=True)
