@@ -15,7 +15,7 @@ import numpy as np
 
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.datasets import load
-from fedrecall.experiment import federate
+from fedrecall.ingredients import federate
 from fedrecall.measures.accuracy import in_local
 from fedrecall.measures.fairness import spread
 from fedrecall.papers import load_paper, table

@@ -28,7 +28,7 @@ from fedrecall.backends import open_backend
 from fedrecall.data import partitions
 from fedrecall.data.datasets import Split, load
 from fedrecall.errors import Interrupted, UserError
-from fedrecall.experiment import Experiment, device_of
+from fedrecall.experiment import Experiment
 from fedrecall.measures.accuracy import evaluate
 from fedrecall.records import Fault, RunFolder
 from fedrecall.rounds import drive
@@ -484,13 +484,6 @@ def test_a_run_of_an_earlier_version_which_named_its_network_from_a_folder_goes_
     assert len(fedrecall.run(tmp_path / "run", resume=True, rounds=3, progress=False).history) == 3
 
 
-def test_a_measure_is_taken_with_one_setting():
-    twice = config(measures=["confusion", "confusion:locals=true"])
-    with pytest.raises(UserError, match="measure confusion is asked for with two settings"):
-        Experiment(twice)
-    assert Experiment(config(measures=["confusion:every=2", "confusion:2"])).measures.keys() == {"confusion"}
-
-
 DRAWS = """
 import torch
 from torch import nn
@@ -692,40 +685,6 @@ def test_five_lines_of_python(straight):
     assert same(given.weights, straight.weights)
 
 
-def test_the_seed_of_the_partition_can_stand_alone():
-    one, two = config(partition_seed=1, seed=0), config(partition_seed=1, seed=5)
-    a, b = Experiment(one).federation, Experiment(two).federation
-    assert all((p == q).all() for p, q in zip(a.parts, b.parts, strict=True))
-
-
-def test_auxiliary_examples_are_the_servers_alone():
-    federation = Experiment(config(auxiliary_per_class=5)).federation
-    held = set(federation.auxiliary_part.tolist())
-    assert torch.equal(federation.auxiliary.counts, torch.full((4,), 5))
-    assert held.isdisjoint(np.concatenate(federation.parts).tolist())
-    assert len(held) + sum(map(len, federation.parts)) == 160
-    with pytest.raises(UserError, match="class 0 has 40"):
-        Experiment(config(auxiliary_per_class=41))
-
-
-def test_validation_holds_the_same_share_of_every_class_out_of_what_anybody_trains_on():
-    federation = Experiment(config(validation=0.2, auxiliary_per_class=5)).federation
-    assert torch.equal(federation.test.counts, torch.full((4,), 8))  # of 40
-    given = [*federation.parts, federation.auxiliary_part]
-    trained = np.concatenate(given)
-    assert len(trained) == len(set(trained.tolist())) == 160 - 4 * 8
-    left = np.setdiff1d(np.arange(160), trained)
-    train = load(SMALL["dataset"]).train
-    assert torch.equal(federation.test.x, train.x[left])
-    assert torch.equal(federation.test.y, train.y[left])
-    # As the partition, it is the dealing seed's: other runs of it are evaluated on the same.
-    again = Experiment(config(validation=0.2, auxiliary_per_class=5, seed=7, partition_seed=3)).federation
-    other = Experiment(config(validation=0.2, auxiliary_per_class=5, seed=7)).federation
-    assert torch.equal(again.test.x, federation.test.x)
-    assert not torch.equal(other.test.x, federation.test.x)
-    assert all(map(np.array_equal, again.parts, federation.parts))
-
-
 @pytest.mark.parametrize("backend", ["serial", "vectorised"])
 def test_a_run_with_validation_never_looks_at_the_test_split(backend, tmp_path):
     data = load(SMALL["dataset"])
@@ -746,19 +705,6 @@ def test_a_run_with_validation_never_looks_at_the_test_split(backend, tmp_path):
             Experiment(config(**how | {"validation": share}), tmp_path / "run", resume=True, dataset=data)
 
 
-def test_what_cannot_be_held_out_is_said():
-    with pytest.raises(UserError, match="validation = 1 must be"):
-        config(validation=1)
-    kept = config(validation=0.2, dataset={"name": "folder", "path": "x", "undivided": "patient"})
-    with pytest.raises(UserError, match="divide what undivided keeps together"):
-        Experiment(kept, dataset=load(SMALL["dataset"]))
-    with pytest.raises(UserError, match="divide what undivided keeps together"):
-        Experiment(config(validation=0.2), dataset=replace(load(SMALL["dataset"]), undivided=True))
-    single = "synthetic:classes=4,train=4,test=4,size=8"
-    with pytest.raises(UserError, match="holds nothing out"):
-        Experiment(config(validation=0.2, dataset=single, clients=2, sample=2))
-
-
 def test_a_run_that_divides_what_is_undivided_goes_on_as_it_was_begun(tmp_path):
     data = load(SMALL["dataset"])
     how = config(validation=0.2, rounds=1)
@@ -766,18 +712,6 @@ def test_a_run_that_divides_what_is_undivided_goes_on_as_it_was_begun(tmp_path):
     noted = replace(data, undivided=True)
     again = Experiment(replace(how, rounds=2), tmp_path / "run", resume=True, dataset=noted).run()
     assert len(again.records) == 2
-
-
-def test_validation_leaves_no_origin_without_examples_and_knows_where_its_own_are_from():
-    data = load(SMALL["dataset"])
-    train = replace(data.train, origin=torch.arange(160) // 2)  # pairs
-    data = replace(data, train=train, origins=tuple(map(str, range(80))))
-    made = config(validation=0.5, partition="natural", clients=80)
-    federation = Experiment(made, dataset=data).federation
-    assert min(map(len, federation.parts)) == 1
-    for client, places in enumerate(federation.at_home):
-        assert len(places) + len(federation.parts[client]) == 2
-        assert (federation.dataset.test.origin[places] == client).all()
 
 
 def test_a_partition_without_a_config_is_of_no_run(tmp_path, straight):
@@ -929,23 +863,6 @@ def test_a_class_without_test_examples_is_told_of_once(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Experiment(config(), dataset=whole).run()
-
-
-@pytest.mark.parametrize(
-    ("device", "said"), [("meta", "'meta' cannot be used; use auto"), ("warp", "'warp' is none; use auto")]
-)
-def test_a_device_that_no_run_can_use_is_refused(device, said):
-    with pytest.raises(UserError, match=said):
-        device_of(config(device=device))
-
-
-def test_where_there_is_a_gpu_the_backends_for_one_take_it(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    expected = {"auto": "cuda", "serial": "cpu", "processes": "cpu", "vectorised:lanes=2": "cuda"}
-    assert {b: device_of(config(backend=b)).type for b in expected} == expected
-    assert device_of(config(backend="serial", device="cuda")).type == "cuda"
-    with pytest.raises(UserError, match="backend = 'processes' trains on the CPU; for a GPU use vectorised"):
-        device_of(config(backend="processes", device="cuda"))
 
 
 def test_a_run_of_whose_rounds_one_was_lost_is_refused(tmp_path):

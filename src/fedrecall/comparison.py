@@ -18,7 +18,8 @@ from fedrecall.config import Config
 from fedrecall.contracts import promise
 from fedrecall.data.datasets import Dataset, load
 from fedrecall.errors import Busy, Diverged, UserError
-from fedrecall.experiment import Experiment, Result, Sink, check, device_of
+from fedrecall.experiment import Experiment, Result, Sink, check
+from fedrecall.ingredients import device_of
 from fedrecall.models.networks import named
 from fedrecall.records import AT_HOME, RunFolder, how_often, looked_back_on, scalars, steps
 from fedrecall.reports import tables

@@ -19,7 +19,8 @@ from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.vectorised import Vectorised
 from fedrecall.config import Config
 from fedrecall.errors import Diverged, Interrupted, UserError
-from fedrecall.experiment import Experiment, Result, device_of, signals
+from fedrecall.experiment import Experiment, Result, signals
+from fedrecall.ingredients import device_of
 
 Ended = Callable[[int, Result | Diverged], None]
 """Whoever is told how a run ended, the one at this place, as soon as it has."""

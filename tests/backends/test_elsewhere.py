@@ -82,7 +82,7 @@ def there(elsewhere: torch.device, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def make(how: Any, spec: str, *given: Any, **settings: Any) -> Experiment:
         with monkeypatch.context() as patch:
-            patch.setattr("fedrecall.experiment.device_of", lambda config: elsewhere)
+            patch.setattr("fedrecall.ingredients.device_of", lambda config: elsewhere)
             found = experiment(spec, *given, **settings)
         assert found.model.device == elsewhere
         monkeypatch.setattr("fedrecall.experiment.open_backend", lambda _, work: how(work))
@@ -155,7 +155,7 @@ def test_runs_side_by_side_share_a_data_set_that_lies_there(elsewhere, monkeypat
     expected = [experiment("fedntd", seed=seed, **SETTINGS) for seed in (1, 2)]
     for one in expected:
         one.run()
-    monkeypatch.setattr("fedrecall.experiment.device_of", lambda config: elsewhere)
+    monkeypatch.setattr("fedrecall.ingredients.device_of", lambda config: elsewhere)
     given = data().to(elsewhere)
     made = [
         Experiment(replace(one.config, backend="vectorised"), tmp_path / str(i), dataset=given)

@@ -42,7 +42,7 @@ from fedrecall.backends.vectorised import (
 from fedrecall.batches import Batch
 from fedrecall.data.store import export
 from fedrecall.errors import UserError
-from fedrecall.experiment import device_of
+from fedrecall.ingredients import device_of
 from fedrecall.models.model import Model, Params, Student
 from fedrecall.training import Begun, Visit
 

@@ -21,12 +21,12 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.scaffold import Memory
 from fedrecall.data.datasets import export, load
 from fedrecall.errors import UserError
-from fedrecall.experiment import federate
 from fedrecall.flower import code as codes
 from fedrecall.flower import wire
 from fedrecall.flower.node import Kept, Node, Silo, held
 from fedrecall.flower.nodes import _for_nodes
 from fedrecall.flower.wire import Data
+from fedrecall.ingredients import federate
 from fedrecall.models.networks import build
 
 RUN = "0123456789abcdef" * 2

@@ -43,12 +43,13 @@ from fedrecall.data.augmentation import Augmentation, plain
 from fedrecall.data.datasets import Dataset, Recipe
 from fedrecall.data.datasets import load as load_data
 from fedrecall.errors import UserError
-from fedrecall.experiment import Experiment, federate
+from fedrecall.experiment import Experiment
 from fedrecall.flower import code as codes
 from fedrecall.flower import hosting, server, wire
 from fedrecall.flower.node import own_statistics, told_statistics
 from fedrecall.flower.nodes import Facts, Nodes
 from fedrecall.flower.wire import Report
+from fedrecall.ingredients import federate
 from fedrecall.measures.accuracy import accuracy, class_accuracy, evaluate, forgetting
 from fedrecall.measures.costs import cost
 from fedrecall.records import RunFolder

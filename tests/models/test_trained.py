@@ -21,7 +21,8 @@ from fedrecall.cli.commands.predict import _images
 from fedrecall.data import folders
 from fedrecall.data.datasets import export, load
 from fedrecall.errors import UserError
-from fedrecall.experiment import Experiment, make_model
+from fedrecall.experiment import Experiment
+from fedrecall.ingredients import make_model
 from fedrecall.models.trained import Inputs, Trained
 
 SETTINGS = {

@@ -18,7 +18,6 @@ from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.config import Config
 from fedrecall.downloads import arrived
 from fedrecall.errors import Malformed, UserError
-from fedrecall.experiment import make_model
 from fedrecall.flower import answers, member, sums, wire
 from fedrecall.flower import code as codes
 from fedrecall.flower.node import ELSEWHERE, Kept, Node, Silo, told_statistics
@@ -38,6 +37,7 @@ from fedrecall.flower.wire import (
     Tested,
     Unmasking,
 )
+from fedrecall.ingredients import make_model
 from fedrecall.measures.accuracy import evaluate
 from fedrecall.models.model import Model, Weights
 from fedrecall.training import Visit, first_memory, hooks_chance, visit

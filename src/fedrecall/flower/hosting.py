@@ -11,9 +11,9 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.multi_teacher import MultiTeacher
 from fedrecall.config import Config
 from fedrecall.errors import UserError
-from fedrecall.experiment import chain_count
 from fedrecall.flower import masks
 from fedrecall.flower.node import ELSEWHERE
+from fedrecall.ingredients import chain_count
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE
 
 NOT_HERE = {

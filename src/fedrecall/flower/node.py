@@ -14,15 +14,13 @@ import torch
 from fedrecall import files, specs, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import REGISTRIES, Config
-from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.client import ClientData
 from fedrecall.data.datasets import Dataset, Recipe, load, version
-from fedrecall.data.federation import Federation
 from fedrecall.data.store import channels
 from fedrecall.errors import Malformed, UserError
-from fedrecall.experiment import DTYPES, device_of, federate, normalised
 from fedrecall.flower import sums
 from fedrecall.flower.wire import Data
+from fedrecall.ingredients import federate, federation_of, normalised
 from fedrecall.measures import MEASURES
 from fedrecall.memories import AtNode
 from fedrecall.models.networks import MODELS
@@ -113,13 +111,8 @@ class Silo:
             test = whole.dataset.test.part(mine)  # each node its share, which may be none
             self.federation = replace(whole, parts=[part], dataset=replace(whole.dataset, test=test))
         else:
-            self.federation = Federation(
-                dataset.to(device_of(config)),
-                [np.arange(len(dataset.train), dtype=np.int64)],
-                Augmentation.parse(config.augmentation or "none"),
-                DTYPES[config.precision],
-                test_augmentation=Augmentation.parse(config.test_augmentation),
-            )
+            everything = np.arange(len(dataset.train), dtype=np.int64)
+            self.federation = federation_of(config, dataset, [everything])
 
     @property
     def dataset(self) -> Dataset:

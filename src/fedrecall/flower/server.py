@@ -18,26 +18,18 @@ from fedrecall import files, initial, payloads, rounds, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.config import Config
-from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.datasets import Dataset, Split, load
 from fedrecall.data.federation import Federation, set_apart
 from fedrecall.data.store import pixels
 from fedrecall.errors import Malformed, UserError, sentence
-from fedrecall.experiment import (
-    DTYPES,
-    Experiment,
-    Result,
-    auxiliary_per_class,
-    check_folder,
-    device_of,
-    normalised,
-)
+from fedrecall.experiment import Experiment, Result, check_folder
 from fedrecall.flower import hosting as hostings
 from fedrecall.flower import sums, wire
 from fedrecall.flower.hosting import Hosting
 from fedrecall.flower.node import ELSEWHERE, own_statistics
 from fedrecall.flower.nodes import Facts, Nodes, Receipt
 from fedrecall.flower.wire import Data
+from fedrecall.ingredients import auxiliary_per_class, federation_of, normalised
 from fedrecall.measures.accuracy import Evaluation
 from fedrecall.memories import Memories
 from fedrecall.models.model import Weights
@@ -423,11 +415,4 @@ def describe(config: Config, facts: Facts, own: Dataset | None) -> Federation:
     if per_class:
         _, auxiliary = set_apart(own.train.y.cpu().numpy(), own.classes, per_class, config.dealing_seed)
     nobody = np.empty(0, dtype=np.int64)
-    return Federation(
-        own.to(device_of(config)),
-        [nobody] * config.clients,
-        Augmentation.parse(config.augmentation or "none"),
-        DTYPES[config.precision],
-        auxiliary,
-        Augmentation.parse(config.test_augmentation),
-    )
+    return federation_of(config, own, [nobody] * config.clients, auxiliary)

@@ -17,7 +17,8 @@ from fedrecall.config import MAY_CHANGE, Config
 from fedrecall.data import datasets
 from fedrecall.data.datasets import DATASETS, Dataset
 from fedrecall.errors import Diverged, NothingYet, UserError
-from fedrecall.experiment import Experiment, Result, Sink, device_of
+from fedrecall.experiment import Experiment, Result, Sink
+from fedrecall.ingredients import device_of
 from fedrecall.papers.paper import Cell, Table, Variant, load_paper
 from fedrecall.papers.results import (
     PRECISIONS,

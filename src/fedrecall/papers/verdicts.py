@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
-from fedrecall.experiment import auxiliary_per_class
+from fedrecall.ingredients import auxiliary_per_class
 from fedrecall.papers.paper import Cell, Paper, Table, Variant
 from fedrecall.papers.quantities import NEVER, QUANTITIES, Question, smooth, smoothed
 from fedrecall.papers.results import Outcome, Results, identity

@@ -20,7 +20,7 @@ from fedrecall.data.federation import Federation
 from fedrecall.data.partitions import PARTITIONS, Partition
 from fedrecall.downloads import travelled
 from fedrecall.errors import UserError
-from fedrecall.experiment import federate, make_model
+from fedrecall.ingredients import federate, make_model
 from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.reports.runs import Run

@@ -29,7 +29,7 @@ from fedrecall.data.augmentation import default_for
 from fedrecall.data.datasets import DATASETS, Dataset, load
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import Gone, Malformed, NothingYet, UserError
-from fedrecall.experiment import auxiliary_per_class, make_model, normalised
+from fedrecall.ingredients import auxiliary_per_class, make_model, normalised
 from fedrecall.initial import saved
 from fedrecall.memories import AtNode, Memories
 from fedrecall.models.model import Model, Weights

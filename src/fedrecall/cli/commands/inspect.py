@@ -29,7 +29,7 @@ from fedrecall.data import datasets, partitions
 from fedrecall.data.datasets import DATASETS, Dataset
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError, nearest, sentence
-from fedrecall.experiment import describe, federate
+from fedrecall.ingredients import describe, federate
 from fedrecall.measures import MEASURES
 from fedrecall.models import kernels
 from fedrecall.models.model import Model
