@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedrecall.errors import nearest, printable, sentence
+from fedrecall.errors import nearest, printable, sentence, shown
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,15 @@ def test_a_sentence_has_one_full_stop(said, ended):
 )
 def test_the_nearest_name_is_offered_or_all(word, known, said):
     assert nearest(word, known) == said
+
+
+def test_whatever_is_shown_of_a_value_is_short():
+    assert len(shown("x" * 1000)) <= 120
+    assert len(shown(10**1000)) <= 120
+    assert shown(10**10_000) == "a number of thousands of digits"
+    many = shown([["y" * 90] * 10] * 10)
+    assert len(many) == 303
+    assert many.endswith("...")
 
 
 def test_nothing_commands_the_terminal():

@@ -14,10 +14,9 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.comparison import Comparison, combinations
 from fedrecall.data.augmentation import default_for
 from fedrecall.data.datasets import Dataset
-from fedrecall.errors import UserError
+from fedrecall.errors import UserError, shown
 from fedrecall.experiment import Experiment, Result, Sink
 from fedrecall.records import RunFolder
-from fedrecall.specs import shown
 
 
 def run(

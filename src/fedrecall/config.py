@@ -14,7 +14,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.augmentation import Augmentation, default_for
 from fedrecall.data.datasets import DATASETS, original
 from fedrecall.data.partitions import PARTITIONS
-from fedrecall.errors import UserError, nearest
+from fedrecall.errors import UserError, nearest, shown
 from fedrecall.measures import MEASURES
 from fedrecall.models.networks import named
 from fedrecall.sinks import SINKS
@@ -106,7 +106,7 @@ class Config:
         if self.initial is not None:  # in another folder it would be another one
             object.__setattr__(self, "initial", os.path.abspath(files.expanded(self.initial)))
         if not (isinstance(self.model, (str, Mapping)) or hasattr(self.model, "build")):
-            raise UserError(f"config: model = {specs.shown(self.model)} is neither a name nor a mapping.")
+            raise UserError(f"config: model = {shown(self.model)} is neither a name nor a mapping.")
         for name, registry in LISTS.items():
             given = _several_or_none(name, getattr(self, name))
             object.__setattr__(self, name, tuple(_one_of_several(registry, spec) for spec in given))
@@ -361,5 +361,5 @@ def as_dict(config: Config) -> dict[str, Any]:
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise UserError(f"{where} must be a mapping of keys to values, not {specs.shown(value)}.")
+        raise UserError(f"{where} must be a mapping of keys to values, not {shown(value)}.")
     return {str(k): v for k, v in value.items()}

@@ -13,8 +13,8 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 
-from fedrecall import specs, trees
-from fedrecall.errors import UserError
+from fedrecall import trees
+from fedrecall.errors import UserError, shown
 from fedrecall.models.model import Structure
 
 
@@ -22,9 +22,9 @@ def carries(tree: Any, hook: str, what: str) -> None:
     """Raise UserError if the tree has values that no message, file or stack of clients would carry."""
     for path, value in trees.others(tree):
         found = f"has {path} =" if path else "is"
-        shown = "a list" if isinstance(value, list) else " ".join(specs.shown(value).split())
+        said = "a list" if isinstance(value, list) else " ".join(shown(value).split())
         raise UserError(
-            f"{what}, which `{hook}` returns, {found} {shown}: only tensors in (named) tuples and dicts "
+            f"{what}, which `{hook}` returns, {found} {said}: only tensors in (named) tuples and dicts "
             f"travel and are kept, so {remedy(value)}."
         )
 
@@ -188,7 +188,7 @@ def invited(clients: Any, population: int, count: int) -> list[int]:
     found = _whole(clients)
     if len(found) != count or len({*found}) != count or not all(0 <= k < population for k in found):
         raise UserError(
-            f"`invite` returns {specs.shown(clients)}: it must be {count} different clients of 0 to "
+            f"`invite` returns {shown(clients)}: it must be {count} different clients of 0 to "
             f"{population - 1}, or None for a random draw."
         )
     return found

@@ -2,7 +2,9 @@
 
 import difflib
 import errno
+import reprlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(ValueError):
@@ -71,6 +73,20 @@ def sentence(said: object) -> str:
     """What was said with a full stop at its end, which others' sentences may have already."""
     text = str(said)
     return text if text.endswith(".") else f"{text}."
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxtuple = 4, 10, 10, 10
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 120
+
+
+def shown(value: Any) -> str:
+    """A value in an error message: short, whatever somebody wrote into a file."""
+    try:
+        text = _SHORT.repr(value)
+    except ValueError:  # whole numbers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 300 else text[:300] + "..."
 
 
 def printable(text: str) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fedrecall import config as configs
-from fedrecall import contracts, files, initial, payloads, provenance, rounds, specs, streams, trees
+from fedrecall import contracts, files, initial, payloads, provenance, rounds, streams, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.backends import open_backend
@@ -29,7 +29,7 @@ from fedrecall.config import Config
 from fedrecall.data import partitions
 from fedrecall.data.datasets import Dataset, load
 from fedrecall.data.federation import Federation
-from fedrecall.errors import Diverged, Interrupted, UserError, sentence
+from fedrecall.errors import Diverged, Interrupted, UserError, sentence, shown
 from fedrecall.ingredients import (
     chain_count,
     describe,
@@ -134,7 +134,7 @@ class Experiment:
             able = all(callable(getattr(one, method, None)) for method in ("begin", "record", "end"))
             if isinstance(one, type) or not able:
                 raise UserError(
-                    f"sinks: {specs.shown(one)} is no object with the methods begin, record and end of "
+                    f"sinks: {shown(one)} is no object with the methods begin, record and end of "
                     "fedrecall.experiment.Sink; one with a name, such as tensorboard, is named in the config."
                 )
         self.config = config
@@ -605,7 +605,7 @@ class Experiment:
         names = self.federation.dataset.class_names
         absent = [names[c] for c in np.flatnonzero(evaluation.confusion.sum(1) == 0)]
         if absent and not self._told:
-            some = ", ".join(map(specs.shown, absent[:3]))
+            some = ", ".join(map(shown, absent[:3]))
             others = f" and {len(absent) - 3} others" if len(absent) > 3 else ""
             warnings.warn(
                 f"nothing is tested of {some}{others}: a class without test examples counts as 0 in class "
@@ -845,7 +845,7 @@ def _check_kept(tree: Any, what: str) -> None:
     for path, value in trees.others(tree):
         found = f"has {path} =" if path else "is"
         raise UserError(
-            f"{what} {found} {specs.shown(value)}, which no checkpoint would hold: {contracts.remedy(value)}."
+            f"{what} {found} {shown(value)}, which no checkpoint would hold: {contracts.remedy(value)}."
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fedrecall import provenance, specs, streams
+from fedrecall import provenance, streams
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.config import Config
 from fedrecall.data import partitions
@@ -19,7 +19,7 @@ from fedrecall.data.datasets import Dataset
 from fedrecall.data.federation import Federation, set_apart, sound
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.data.rows import some_of_each
-from fedrecall.errors import UserError
+from fedrecall.errors import UserError, shown
 from fedrecall.measures import MEASURES
 from fedrecall.measures.moment import Measure
 from fedrecall.models.model import Model
@@ -247,7 +247,7 @@ def make_model(config: Config, dataset: Examples, algorithm: FedAvg) -> Model:
         module: Any = algorithm.equip(build(config.model, dataset.shape, dataset.classes))
     if not isinstance(module, torch.nn.Module):
         raise UserError(
-            f"`equip` returns {specs.shown(module)}: it must be the network that it was given, with what the "
+            f"`equip` returns {shown(module)}: it must be the network that it was given, with what the "
             "algorithm adds to it."
         )
     module = real(module).to(device_of(config), DTYPES[config.precision])

@@ -21,7 +21,6 @@ import json
 import math
 import operator
 import os
-import reprlib
 import sys
 import textwrap
 import traceback
@@ -36,7 +35,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from fedrecall import own_code
-from fedrecall.errors import Missing, UserError, alike, nearest
+from fedrecall.errors import Missing, UserError, alike, nearest, shown
 
 ALIKE = 0.85
 """How much of two names must be the same, of 1, for one to be the other misspelt."""
@@ -179,20 +178,6 @@ def check(field: Field, value: Any, where: str) -> Any:
     if field.range is not None and number and fitted not in field.range:
         raise UserError(f"{where}: {field.name} = {shown(value)} must be {field.range}.")
     return fitted
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxtuple = 4, 10, 10, 10
-_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 120
-
-
-def shown(value: Any) -> str:
-    """A value in an error message: short, whatever somebody wrote into a file."""
-    try:
-        text = _SHORT.repr(value)
-    except ValueError:  # whole numbers of thousands of digits
-        return "a number of thousands of digits"
-    return text if len(text) <= 300 else text[:300] + "..."
 
 
 def _fit(hint: Any, value: Any) -> Any:

@@ -10,8 +10,7 @@ import torch
 
 from fedrecall.data.rows import Label, Rows, Source, identifier, join
 from fedrecall.data.store import Dataset
-from fedrecall.errors import UserError
-from fedrecall.specs import shown
+from fedrecall.errors import UserError, shown
 
 OF_OTHERS = (
     'from_arrays(ds["image"], ds["label"]) of a Hugging Face data set, from_arrays(*ds.tensors) of a '

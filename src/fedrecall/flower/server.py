@@ -21,7 +21,7 @@ from fedrecall.config import Config
 from fedrecall.data.datasets import Dataset, Split, load
 from fedrecall.data.federation import Federation, set_apart
 from fedrecall.data.store import pixels
-from fedrecall.errors import Malformed, UserError, sentence
+from fedrecall.errors import Malformed, UserError, sentence, shown
 from fedrecall.experiment import Experiment, Result, check_folder
 from fedrecall.flower import hosting as hostings
 from fedrecall.flower import sums, wire
@@ -34,7 +34,6 @@ from fedrecall.measures.accuracy import Evaluation
 from fedrecall.memories import Memories
 from fedrecall.models.model import Weights
 from fedrecall.records import RunFolder
-from fedrecall.specs import shown
 from fedrecall.training import Failure
 
 log = logging.getLogger("flwr")

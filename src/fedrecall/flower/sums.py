@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedrecall import files
-from fedrecall.errors import Refused, UserError
-from fedrecall.specs import shown
+from fedrecall.errors import Refused, UserError, shown
 
 NOTES = "sums.jsonl"
 """The file, in a folder of the run's: a line of JSON for each round."""

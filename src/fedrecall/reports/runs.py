@@ -28,7 +28,7 @@ from fedrecall.config import Config
 from fedrecall.data.augmentation import default_for
 from fedrecall.data.datasets import DATASETS, Dataset, load
 from fedrecall.data.partitions import PARTITIONS
-from fedrecall.errors import Gone, Malformed, NothingYet, UserError
+from fedrecall.errors import Gone, Malformed, NothingYet, UserError, shown
 from fedrecall.ingredients import auxiliary_per_class, make_model, normalised
 from fedrecall.initial import saved
 from fedrecall.memories import AtNode, Memories
@@ -70,7 +70,7 @@ def from_files(show: Callable[P, T]) -> Callable[P, T]:
     """What makes something of run folders: if that fails for what they hold, a sentence says so."""
 
     @wraps(show)
-    def shown(*args: P.args, **kwargs: P.kwargs) -> T:
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return show(*args, **kwargs)
         except UserError:
@@ -78,11 +78,11 @@ def from_files(show: Callable[P, T]) -> Callable[P, T]:
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise UserError(
                 "the runs' files hold something that cannot be shown "
-                f"({type(error).__name__}: {specs.shown(str(error))}): were they changed by hand? "
+                f"({type(error).__name__}: {shown(str(error))}): were they changed by hand? "
                 "fedrecall --debug shows where."
             ) from error
 
-    return shown
+    return guarded
 
 
 _HERE = {"backend": "serial", "device": "cpu", "measures": [], "sinks": []}
@@ -118,7 +118,7 @@ class Run:
                     "name" not in value or isinstance(given.get("name"), str)
                 )
             if value is not None and key != "model" and not sound:
-                raise UserError(f"{self.path / 'config.json'} is damaged: {key} = {specs.shown(given)}.")
+                raise UserError(f"{self.path / 'config.json'} is damaged: {key} = {shown(given)}.")
         if "sinks" in found:
             found["sinks"] = [secrecy.in_text(str(sink)) for sink in found["sinks"]]
         return configs.without_gone(found)
