@@ -19,7 +19,7 @@ from torch import tensor
 
 import fedrecall
 from fedrecall import config as configs
-from fedrecall import provenance, specs
+from fedrecall import own_modules, provenance
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.datasets import Dataset, Split, load
 from fedrecall.errors import UserError
@@ -194,8 +194,8 @@ def home(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
 
     def anew():
-        monkeypatch.setattr(specs, "_loaded_files", {})
-        monkeypatch.setattr(specs, "loaded_sources", {})
+        monkeypatch.setattr(own_modules, "loaded_files", {})
+        monkeypatch.setattr(own_modules, "loaded_sources", {})
         sys.modules.pop(name, None)
         importlib.invalidate_caches()
 

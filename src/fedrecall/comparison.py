@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedrecall import config as configs
-from fedrecall import files, provenance, specs
+from fedrecall import files, own_modules, specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.contracts import promise
@@ -320,7 +320,7 @@ def called(algorithms: Sequence[Any]) -> dict[str, Any]:
 
 def _short(text: str, algorithm: Any) -> str:
     for place in _own(ALGORITHMS.spec(ALGORITHMS.make(algorithm))):
-        text = text.replace(place, provenance.named(place).removeprefix(NOTEBOOKS))
+        text = text.replace(place, own_modules.named(place).removeprefix(NOTEBOOKS))
     return text
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
-from fedrecall import backends, files, specs
+from fedrecall import backends, files, own_modules, specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.augmentation import Augmentation, default_for
 from fedrecall.data.datasets import DATASETS, original
@@ -176,7 +176,7 @@ def _several_or_none(name: str, given: Sequence[Any]) -> tuple[Any, ...]:
 def _one_of_several(registry: specs.Registry, spec: Spec) -> Spec:
     """As it is written down: a text stays one, a class or an instance becomes the mapping that makes it."""
     made = registry.make(spec)
-    return specs.absolute(spec) if isinstance(spec, str) else registry.spec(made)
+    return own_modules.absolute(spec) if isinstance(spec, str) else registry.spec(made)
 
 
 def sampled(sample: float, clients: int) -> int:

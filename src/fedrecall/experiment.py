@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fedrecall import config as configs
-from fedrecall import contracts, files, initial, payloads, provenance, rounds, streams, trees
+from fedrecall import contracts, files, initial, own_modules, payloads, provenance, rounds, streams, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.backends import open_backend
@@ -720,7 +720,7 @@ def _relocated(old: Any, new: Any, last: Mapping[str, Any], key: str = "") -> An
         if key == "initial":
             return new if "initial" in last else old
         same = old.partition(":")[2] == new.partition(":")[2]  # the name in the file, and options
-        if same and provenance.named(old) == provenance.named(new) in last.get("code", {}):
+        if same and own_modules.named(old) == own_modules.named(new) in last.get("code", {}):
             return new
     return old
 

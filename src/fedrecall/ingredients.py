@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fedrecall import provenance, streams
+from fedrecall import own_modules, provenance, streams
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.config import Config
 from fedrecall.data import partitions
@@ -195,7 +195,7 @@ def measures_of(config: Config) -> dict[str, Measure]:
     """What is measured, by name; UserError where two settings share one, of which a record has one."""
     found: dict[str, Measure] = {}
     for spec in config.measures:
-        name, measure = provenance.named(MEASURES.parse(spec)[0]), MEASURES.make(spec)
+        name, measure = own_modules.named(MEASURES.parse(spec)[0]), MEASURES.make(spec)
         if found.setdefault(name, measure) != measure:
             raise UserError(
                 f"measure {name} is asked for with two settings or in two places, and a record has one of "

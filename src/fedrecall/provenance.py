@@ -15,7 +15,7 @@ import time
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrecall import __version__, files, own_code, secrecy, specs
+from fedrecall import __version__, files, own_code, own_modules, secrecy
 from fedrecall.data.datasets import Dataset
 from fedrecall.errors import UserError
 
@@ -278,10 +278,10 @@ def code(config: Mapping[str, Any], *, values: bool = True) -> dict[str, str]:
         read = sources(module, name)
         digest = Digest(_digest(read) if any(read.values()) else UNKNOWN)
         digest.earlier = tuple(_digest(sources(module, n, declared=False)) for n in (name, None))
-        found[named(text)] = digest
+        found[own_modules.named(text)] = digest
         if values and module.__name__ == "__main__":
             for looked_up, value in _values(module, name).items():
-                found[f"{named(text)}{_VALUE}{looked_up}"] = _digest({looked_up: value.encode()})
+                found[f"{own_modules.named(text)}{_VALUE}{looked_up}"] = _digest({looked_up: value.encode()})
     return found
 
 
@@ -352,29 +352,13 @@ def modules(value: Any) -> Iterator[tuple[str, types.ModuleType]]:
     """Each text in a value that names something of somebody's own, and the module that has it."""
     for text in texts(value):
         place, _, rest = text.partition(":")
-        module = specs.loaded(place) if rest else None
+        module = own_modules.loaded(place) if rest else None
         if module is not None and hasattr(module, _attribute(text)):
             yield text, module
 
 
 def _attribute(spec: str) -> str:
     return spec.partition(":")[2].partition(":")[0].partition(".")[0]
-
-
-def named(spec: str) -> str:
-    """A class or function of somebody's own by what it is called wherever its file lies; else the spec."""
-    place, colon, rest = spec.partition(":")
-    return f"{Path(place).name}:{rest.partition(':')[0]}" if colon else spec
-
-
-def placeless(value: Any, noted: Container[str]) -> Any:
-    """The value without the folders of what it names of somebody's own, as far as its code was noted."""
-    if isinstance(value, str):
-        place, colon, rest = value.partition(":")
-        return f"{Path(place).name}:{rest}" if colon and named(value) in noted else value
-    if isinstance(value, Mapping):
-        return {key: placeless(inner, noted) for key, inner in value.items()}
-    return [placeless(inner, noted) for inner in value] if isinstance(value, list) else value
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -431,8 +415,8 @@ def _tree(name: str) -> ast.Module | None:
 
 
 def _text(name: str, path: Path) -> bytes:
-    if path in specs.loaded_sources:
-        return specs.loaded_sources[path]
+    if path in own_modules.loaded_sources:
+        return own_modules.loaded_sources[path]
     if name == "__main__":
         return _script(path)
     source = own_code.read(name)

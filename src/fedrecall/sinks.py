@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from fedrecall import files, secrecy
 from fedrecall.errors import UserError
-from fedrecall.provenance import named
+from fedrecall.own_modules import named
 from fedrecall.records import scalars
 from fedrecall.specs import Registry
 

@@ -25,7 +25,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrecall import specs, trees
+from fedrecall import own_modules, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg, Memory
 from fedrecall.algorithms.fedntd import FedNTD
@@ -865,8 +865,8 @@ def test_folders_of_one_name_beside_two_files_are_one_package_there_too(tmp_path
     with warnings.catch_warnings(action="error"):
         for name in ("one", "two", "one"):
             path = tmp_path / name / f"{name}.py"
-            specs.module_at(str(path), "model")
-            files[path] = specs.loaded_sources[path]
+            own_modules.module_at(str(path), "model")
+            files[path] = own_modules.loaded_sources[path]
     sent = places.Places.of(files).modules
     assert sent[parts].folders == [str(tmp_path / name / parts) for name in ("one", "two")]
 

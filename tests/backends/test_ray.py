@@ -20,7 +20,7 @@ import torch
 from tests.backends.clusters import NODE, descendants, gone, two_nodes
 from tests.backends.test_processes import SIZES, Raises, in_parts, jobs, same, work
 
-from fedrecall import specs, trees
+from fedrecall import trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.algorithms.scaffold import Scaffold
@@ -366,16 +366,6 @@ def test_what_a_users_file_imports_from_its_folder_reaches_machines_that_do_not_
     backend, expected = opened(w), list(Serial(w).map(jobs(w)))
     shutil.rmtree(folder)
     same(backend.map(jobs(w)), expected)
-
-
-def test_source_becomes_the_same_module_wherever_it_is_read(tmp_path):
-    path = tmp_path / "thing.py"
-    module = specs.load_source(path, b"value = 2\n")  # there is no such file here
-    assert module.value == 2
-    assert specs.load_source(path, b"value = 3\n") is module
-    assert specs.loaded_sources[path] == b"value = 2\n"
-    with pytest.raises(UserError, match="could not be imported: ZeroDivisionError"):
-        specs.load_source(tmp_path / "other.py", b"1 / 0")
 
 
 # What cannot work is said before it is tried.

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from fedrecall import own_code, specs
+from fedrecall import own_code, own_modules
 from fedrecall.own_code import Source
 
 
@@ -41,7 +41,7 @@ class Places(NamedTuple):
         if _sent not in sys.meta_path:
             sys.meta_path.insert(0, _sent)
         for path, source in self.files.items():
-            specs.load_source(path, source)
+            own_modules.load_source(path, source)
 
 
 def importable() -> list[str]:

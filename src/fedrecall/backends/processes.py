@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedrecall import specs, streams, trees
+from fedrecall import own_modules, streams, trees
 from fedrecall.backends.backend import Job, NotStarted, Work
 from fedrecall.backends.parcels import (
     ANSWERS,
@@ -239,8 +239,8 @@ class Processes:
             ) from error
         # Of the files loaded by path those that a worker needs.
         needed = {
-            path: specs.loaded_sources[path]
-            for path, module in specs._loaded_files.items()
+            path: own_modules.loaded_sources[path]
+            for path, module in own_modules.loaded_files.items()
             if module.__name__.encode() in self._parcel.structure
         }
         self._places = Places.of(needed)

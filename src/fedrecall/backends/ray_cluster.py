@@ -29,7 +29,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from fedrecall import specs, streams, trees
+from fedrecall import own_modules, streams, trees
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.parcels import Folded, Unsendable, fold, unfold
 from fedrecall.backends.places import Places
@@ -261,7 +261,7 @@ class RayCluster:
             held += 4 * trees.size_in_bytes(work.algorithm.remember(weights))
         need = options.memory * 2**30 if options.memory else PROCESS_BYTES + held
         self._memory = -(-int(need) // _GRAIN) * _GRAIN
-        code = Places.of(specs.loaded_sources)
+        code = Places.of(own_modules.loaded_sources)
         try:
             fixed = fold((work.algorithm, work.model, work.recipe, work.seed))
             data = fold(_training_data(work.federation))

@@ -16,7 +16,7 @@ from rich.table import Column
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.contracts import promise
 from fedrecall.experiment import Sink
-from fedrecall.provenance import named
+from fedrecall.own_modules import named
 from fedrecall.records import accuracy_word
 from fedrecall.specs import short_text
 

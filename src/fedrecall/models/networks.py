@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import nn
 
-from fedrecall import specs
+from fedrecall import own_modules, specs
 from fedrecall.errors import UserError, nearest
 from fedrecall.models import kernels, trial
 from fedrecall.models.layers import KeyedDropout, key_dropouts
@@ -321,9 +321,9 @@ def build(spec: Any, shape: Shape, classes: int) -> nn.Module:
 def named(model: Any) -> Any:
     """The spec of a model, also of a class, a function, or an instance with its settings, for any folder."""
     if isinstance(model, str):
-        return specs.absolute(model)
+        return own_modules.absolute(model)
     if isinstance(model, Mapping) and isinstance(model.get("name"), str):
-        return {**model, "name": specs.absolute(model["name"])}
+        return {**model, "name": own_modules.absolute(model["name"])}
     if isinstance(model, nn.Module):
         raise UserError(
             f"the model is a {type(model).__name__} that is made already: give its class, or a function that "
@@ -333,8 +333,8 @@ def named(model: Any) -> Any:
     if dataclasses.is_dataclass(model) and not network:
         return MODELS.said(model)
     if isinstance(model, type) or inspect.isfunction(model):
-        name = specs.origin(model)
-        specs.findable("model", model, factory_of, name)
+        name = own_modules.origin(model)
+        own_modules.findable("model", model, factory_of, name)
         return name
     return model
 
@@ -389,7 +389,7 @@ def factory_of(path: str) -> Callable[..., Any]:
     """A user's class or function that makes a network, by its path."""
     specs.permit("model", path)
     place, _, attribute = path.rpartition(":")
-    found: Any = specs.module_at(place, f"model {path!r}")
+    found: Any = own_modules.module_at(place, f"model {path!r}")
     for part in attribute.split("."):
         if not hasattr(found, part):
             known = [n for n, v in vars(found).items() if callable(v) and not n.startswith("_")]

@@ -23,7 +23,7 @@ from fedrecall.config import Config
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.measures import MEASURES
-from fedrecall.provenance import named
+from fedrecall.own_modules import named
 from fedrecall.reports.runs import ELSEWHERE, RESULT, Run
 from fedrecall.specs import spec_text
 from fedrecall.training import Recipe

@@ -22,7 +22,7 @@ from fedrecall.contracts import promise
 from fedrecall.errors import NothingYet, UserError, nearest
 from fedrecall.measures import costs
 from fedrecall.measures.accuracy import credibility
-from fedrecall.provenance import named
+from fedrecall.own_modules import named
 from fedrecall.records import OF_OWN, how_often, looked_back_on, scalars, sites, used, worst
 from fedrecall.reports import charts
 from fedrecall.reports.charts import Interval, Line, heat, lines, scroller, table

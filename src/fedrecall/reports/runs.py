@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from fedrecall import config as configs
-from fedrecall import files, provenance, secrecy, specs, trees
+from fedrecall import files, own_modules, provenance, secrecy, specs, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.config import Config
@@ -156,7 +156,7 @@ class Run:
         plain = json.loads(json.dumps(found, default=str), parse_float=_number)
         code = self.made[-1].get("code") if self.made else None
         noted = code.items() if isinstance(code, dict) else ()
-        return dict(provenance.placeless(plain, {name for name, d in noted if d != provenance.UNKNOWN}))
+        return dict(own_modules.placeless(plain, {name for name, d in noted if d != provenance.UNKNOWN}))
 
     @property
     def _needed(self) -> int | None:
@@ -210,7 +210,7 @@ class Run:
             raise NothingYet(f"{self.path} has no finished round yet.")
         records = list(whole(found, self.path / "metrics.jsonl"))
         for part in (part for r in records for part in (r, r["seconds"]) if "measures" in part):
-            part["measures"] = {provenance.named(name): value for name, value in part["measures"].items()}
+            part["measures"] = {own_modules.named(name): value for name, value in part["measures"].items()}
         return records
 
     @property
@@ -343,7 +343,7 @@ class Run:
     @property
     def algorithm(self) -> str:
         """The algorithm's name: somebody's own is called the same wherever its file lies."""
-        return provenance.named(str(self.config["algorithm"]["name"]))
+        return own_modules.named(str(self.config["algorithm"]["name"]))
 
     @property
     def data_name(self) -> str:
@@ -353,14 +353,14 @@ class Run:
             # The settings name what was there unasked where data were given from Python.
             data = self.made[-1].get("data") if self.made else None
             return str(data.get("name", name)) if isinstance(data, dict) else name
-        return provenance.named(name) if self.agreed is None else data_in_words(self.complete["dataset"])
+        return own_modules.named(name) if self.agreed is None else data_in_words(self.complete["dataset"])
 
     @property
     def partition_name(self) -> str:
         """The partition as it is written, such as shards:2; of somebody's own the name alone."""
         spec = self.config["partition"]
         own = spec["name"] not in PARTITIONS
-        return provenance.named(str(spec["name"])) if own else specs.spec_text(PARTITIONS, spec)
+        return own_modules.named(str(spec["name"])) if own else specs.spec_text(PARTITIONS, spec)
 
     @property
     def finished(self) -> bool:
@@ -389,7 +389,7 @@ class Run:
 
     def measured(self, measure: str) -> list[tuple[int, dict[str, Any]]]:
         """(round, what the measure recorded), or a UserError that says how to have it recorded."""
-        name = provenance.named(measure)
+        name = own_modules.named(measure)
         found = [(r["round"], r["measures"][name]) for r in self.records if name in r.get("measures", {})]
         if not found:
             raise UserError(
@@ -678,8 +678,8 @@ def arrange(runs: Sequence[Run]) -> list[Group]:
         others = [c["algorithm"] for c in configs_ if c["algorithm"]["name"] == algorithm["name"]]
         own = [f"{k}={specs.word(v)}" for k, v in algorithm.items() if any(o.get(k) != v for o in others)]
         called = str(algorithm["name"])
-        if [provenance.named(n) for n in names].count(provenance.named(called)) == 1:
-            called = provenance.named(called)
+        if [own_modules.named(n) for n in names].count(own_modules.named(called)) == 1:
+            called = own_modules.named(called)
         name = " ".join([called, *own, *([noted["code"]] if "code" in noted else [])])
         differing = {k: mine[k] for k in varying if k in mine}
         kept = {

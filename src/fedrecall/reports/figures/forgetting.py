@@ -10,7 +10,7 @@ from matplotlib.figure import Figure as Page
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import normalised
-from fedrecall.provenance import named, placeless
+from fedrecall.own_modules import named, placeless
 from fedrecall.reports.figures.figure import (
     COLOURS,
     Data,
