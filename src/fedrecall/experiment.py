@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fedrecall import config as configs
-from fedrecall import contracts, files, initial, own_modules, payloads, provenance, rounds, streams, trees
+from fedrecall import contracts, files, initial, own_digest, payloads, provenance, rounds, streams, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.backends import open_backend
@@ -45,6 +45,7 @@ from fedrecall.measures.sites import by_client
 from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.trained import Inputs, Trained
+from fedrecall.own_modules import named
 from fedrecall.records import INPUTS, Checkpoint, Fault, History, RunFolder, accuracy_word, whole
 from fedrecall.sinks import following
 from fedrecall.training import Failure
@@ -225,7 +226,7 @@ class Experiment:
 
         ``data`` tells what this process divided among clients, if it did.
         """
-        code = provenance.code(configs.what(self.config))
+        code = own_digest.code(configs.what(self.config))
         again = _played_again(folder, starts) if self.algorithm.secret else 0
         _check_code(folder, starts, code)
         if folder.started:
@@ -667,7 +668,7 @@ def check(config: Config, out: Path | None, dataset: Dataset) -> None:
     if folder is not None and folder.started:
         if needed is not None:
             _check_initial(starts, needed, made._begun_with)
-        _check_code(folder, starts, provenance.code(configs.what(config)))
+        _check_code(folder, starts, own_digest.code(configs.what(config)))
 
 
 def check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:
@@ -720,7 +721,7 @@ def _relocated(old: Any, new: Any, last: Mapping[str, Any], key: str = "") -> An
         if key == "initial":
             return new if "initial" in last else old
         same = old.partition(":")[2] == new.partition(":")[2]  # the name in the file, and options
-        if same and own_modules.named(old) == own_modules.named(new) in last.get("code", {}):
+        if same and named(old) == named(new) in last.get("code", {}):
             return new
     return old
 

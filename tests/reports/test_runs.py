@@ -10,7 +10,7 @@ from tests.reports.synthetic import AGREED, MADE, changed, of_nodes, write
 
 import fedrecall
 from fedrecall import config as configs
-from fedrecall import provenance, trees
+from fedrecall import own_digest, trees
 from fedrecall.errors import UserError
 from fedrecall.measures.accuracy import accuracy, evaluate
 from fedrecall.papers import table
@@ -557,7 +557,7 @@ class Turns(Partition):
 
 def test_seeds_that_were_run_in_two_checkouts_are_of_one_experiment(tmp_path, monkeypatch):
     def begun(name, **settings):
-        code = provenance.code(configs.as_dict(configs.make(settings)))
+        code = own_digest.code(configs.as_dict(configs.make(settings)))
         write(tmp_path / "runs" / name, made=MADE | {"code": code}, **settings)
 
     for seed, place in enumerate(("here", "there", "changed")):

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from flwr.app import RecordDict
 
-from fedrecall import provenance, specs
+from fedrecall import own_digest, provenance, specs
 from fedrecall.config import Config
 from fedrecall.errors import Malformed, UserError
 from fedrecall.flower import wire
@@ -23,8 +23,8 @@ def own(config: Config) -> Code:
     """What this side runs."""
     _import_model(config)
     found: dict[str, str] = {}
-    for _, module in provenance.modules([getattr(config, name) for name in OWN_CODE]):
-        for name, source in provenance.sources(module).items():
+    for _, module in own_digest.modules([getattr(config, name) for name in OWN_CODE]):
+        for name, source in own_digest.sources(module).items():
             found[name] = hashlib.blake2b(source, digest_size=8).hexdigest()
     return Code(provenance.version(), _python(), list(found), list(found.values()))
 

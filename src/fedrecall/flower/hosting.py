@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedrecall import config as configs
-from fedrecall import privacy, provenance, specs
+from fedrecall import own_digest, privacy, specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.multi_teacher import MultiTeacher
 from fedrecall.config import Config
@@ -88,7 +88,7 @@ def read(given: Mapping[str, Any]) -> tuple[Config, Hosting]:
 def _check_named(config: Config) -> None:
     """Code of somebody's own is named as every node can import it: the server's files are the server's."""
     for name in OWN_CODE:
-        if place := next((text for text in provenance.texts(getattr(config, name)) if ".py:" in text), None):
+        if place := next((text for text in own_digest.texts(getattr(config, name)) if ".py:" in text), None):
             raise UserError(
                 f"{name} = {Path(place).name!r} is a file of the server's: name it as package.module:Class, "
                 "which the nodes import, where it is installed or on their PYTHONPATH."

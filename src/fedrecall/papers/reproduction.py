@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedrecall import config as configs
-from fedrecall import files, provenance
+from fedrecall import files, own_digest, provenance
 from fedrecall.config import MAY_CHANGE, Config
 from fedrecall.data import datasets
 from fedrecall.data.datasets import DATASETS, Dataset
@@ -131,10 +131,10 @@ def check_code(cells: Sequence[Cell], results: Results, variant: Variant | None 
 
 
 def _check_code(cell: Cell, config: Config, run: Outcome) -> None:
-    now = provenance.code(configs.what(config))
+    now = own_digest.code(configs.what(config))
     then = run.made.get("code", now)
     if changed := [
-        name for name, digest in now.items() if provenance.differs(then.get(name, digest), digest)
+        name for name, digest in now.items() if own_digest.differs(then.get(name, digest), digest)
     ]:
         raise UserError(
             f"{cell.key}, seed {run.seed} was measured with other code than {changed[0]} has now: "

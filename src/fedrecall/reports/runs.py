@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from fedrecall import config as configs
-from fedrecall import files, own_modules, provenance, secrecy, specs, trees
+from fedrecall import files, own_digest, own_modules, provenance, secrecy, specs, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.config import Config
@@ -156,7 +156,7 @@ class Run:
         plain = json.loads(json.dumps(found, default=str), parse_float=_number)
         code = self.made[-1].get("code") if self.made else None
         noted = code.items() if isinstance(code, dict) else ()
-        return dict(own_modules.placeless(plain, {name for name, d in noted if d != provenance.UNKNOWN}))
+        return dict(own_modules.placeless(plain, {name for name, d in noted if d != own_digest.UNKNOWN}))
 
     @property
     def _needed(self) -> int | None:
@@ -443,7 +443,7 @@ class Run:
         """The network's structure, of the code that the run was begun with."""
         settings = self._trained_by
         found = make_model(settings, self.inputs, self._algorithm)
-        made = provenance.code(configs.what(settings), values=False)  # which no model depends on any more
+        made = own_digest.code(configs.what(settings), values=False)  # which no model depends on any more
         provenance.check_code(self.path, self._starts, made, "")
         return found
 
