@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tools import reliability
 
 import fedrecall
 from fedrecall import config as configs
@@ -21,6 +20,7 @@ from fedrecall.experiment import Experiment
 from fedrecall.measures.accuracy import accuracy, evaluate
 from fedrecall.models.model import Weights
 from fedrecall.training import visit
+from tools import reliability
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 DOCS = Path(__file__).parent.parent / "docs"

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from fedrecall import files
-from fedrecall.papers import measured, page
 from fedrecall.reports.figures import FIGURES
+from fedrecall.reports.figures.figure import Figure
+from tools import measured, reproduction
 
 MEASURES = Path("docs/measures.md")
 COMMANDS = "### Every figure's runs\n\n`[a|b]` stands for one run each; seeds are added with `--seed`.\n"
@@ -17,12 +18,12 @@ def with_commands(text: str) -> str:
     assert heading, f"{MEASURES} lacks its heading"
     parts = []
     for name in FIGURES:
-        figure = FIGURES.cls(name)
+        figure: type[Figure] = FIGURES.cls(name)
         parts.append("\n".join([f"**{name}**: {figure.needs}.", "", "```", *figure.commands, "```"]))
     return before + heading + "\n" + "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":
-    page.main()
+    reproduction.main()
     measured.main()
     files.write(MEASURES, with_commands(MEASURES.read_text()).encode())

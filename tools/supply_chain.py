@@ -45,10 +45,10 @@ def licence(package: str) -> str:
         about = metadata.metadata(package)
     except metadata.PackageNotFoundError:
         return "not installed here"
-    if about.get("License-Expression"):
-        return str(about["License-Expression"])
+    if "License-Expression" in about:
+        return about["License-Expression"]
     classes = [c.split(" :: ")[-1] for c in about.get_all("Classifier") or () if c.startswith("License ::")]
-    written = str(about.get("License") or "").strip().splitlines()
+    written = about["License"].strip().splitlines() if "License" in about else []
     return ", ".join(dict.fromkeys(classes)) or (written[0][:60] if written else "not said")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.data.test_datasets import LAYOUTS, mirror
 from tests.papers.outcomes import outcome
+from tools.reproduction import render
 
 from fedrecall import config as configs
 from fedrecall import files
@@ -20,7 +21,6 @@ from fedrecall.data.datasets import DATASETS, load
 from fedrecall.errors import Diverged, UserError
 from fedrecall.experiment import Experiment
 from fedrecall.papers import PAPERS, load_paper, reproduction, table
-from fedrecall.papers.page import render
 from fedrecall.papers.reproduction import Pace, adopt, carry_out, differences, duration, plan, stacks, unlike
 from fedrecall.papers.results import Results, codes, path_of, read, run_folder, save
 

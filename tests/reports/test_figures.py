@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure as Page
 from PIL import Image
 from tests.reports.synthetic import MADE, changed, write
-from tools.docs import MEASURES, with_commands
+from tools.docs import MEASURES
 
 import fedrecall
 from fedrecall.algorithms import ALGORITHMS
@@ -28,7 +28,6 @@ from fedrecall.reports.figures.figure import heat, legend_below, page
 from fedrecall.reports.figures.forgetting import skew
 from fedrecall.reports.figures.replayed import stages
 from fedrecall.reports.figures.sequential import SequentialForgetting
-from fedrecall.reports.gallery import PICTURES, RUNS
 from fedrecall.reports.replay import stage
 from fedrecall.reports.runs import Run, open_runs
 from fedrecall.reports.statistics import correlation
@@ -633,11 +632,6 @@ def test_a_figure_says_what_it_needs(name):
             assert "--augmentation" in words  # the default is FedNTD's, with Cutout
 
 
-def test_the_page_lists_every_figures_runs():
-    text = MEASURES.read_text()
-    assert with_commands(text) == text, "run: make docs"
-
-
 def test_commands_with_a_hundred_very_unequal_clients_ask_for_enough_draws():
     """It takes about 24,000 of CIFAR-10, which is more than the default; the papers' recipes say so, too."""
     recipe = PARTITIONS.make(table("fedntd/table1").cell("cifar10/lda0.05", "fedavg").config().partition)
@@ -662,27 +656,9 @@ def test_a_missing_measure_is_named(runs, out):
         draw("fedntd/fig44", runs("iid-0"), out)
 
 
-def test_captions_say_what_is_drawn_and_the_gallery_says_the_same():
+def test_captions_say_what_is_drawn():
     assert "ten clients" not in FIGURES.cls("fedntd/fig3").caption  # their number is an option
     assert "largest in magnitude" in FIGURES.cls("fedntd/fig14").caption  # power iteration finds these
-    gallery = (MEASURES.parent / "gallery.md").read_text()
-    for name in FIGURES:
-        figure = FIGURES.cls(name)
-        title = (figure.__doc__ or "").strip().splitlines()[0]
-        assert f"\n## {name}\n\n{title}\n\n" in gallery, name
-        assert f"\n{figure.caption}\n" in gallery, name
-
-
-def test_the_gallery_shows_every_figure_from_runs_that_it_makes():
-    assert {FIGURES.parse(p.figure)[0] for p in PICTURES} == set(FIGURES)
-    assert {r for p in PICTURES for r in p.runs} == set(RUNS)
-    for picture in PICTURES:
-        FIGURES.make(picture.figure)
-    for settings in RUNS.values():
-        from fedrecall import config
-
-        dotted = {k: v for k, v in settings.items() if "." in k}
-        config.make(config.override({k: v for k, v in settings.items() if "." not in k}, dotted))
 
 
 def options(command):

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from tests.papers.outcomes import outcome
+from tools.reproduction import PAGE, anchor, keys, notes, render, told_at
 
 from fedrecall.errors import UserError
 from fedrecall.files import write_json
 from fedrecall.papers import PAPERS, load_paper, table
-from fedrecall.papers.page import PAGE, anchor, keys, notes, render, told_at
 from fedrecall.papers.results import FOLDER, Results, identity, save
 from fedrecall.papers.verdicts import NOT_REPRODUCED, best
 

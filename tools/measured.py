@@ -10,8 +10,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from tools.reproduction import MEASURED, listed, measured_rows
+
 from fedrecall import files
-from fedrecall.papers.page import MEASURED, listed, measured_rows
 from fedrecall.papers.paper import PAPERS, load_paper
 from fedrecall.papers.results import FOLDER, Results, identity
 from fedrecall.papers.verdicts import guests

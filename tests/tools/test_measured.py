@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from tests.papers.outcomes import outcome
+from tools.measured import BLOCK, block, fill
 
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.papers import load_paper, table
-from fedrecall.papers.measured import BLOCK, block, fill
 from fedrecall.papers.results import FOLDER, Results, save
 
 ROOT = Path(__file__).parent.parent.parent

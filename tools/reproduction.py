@@ -1,4 +1,4 @@
-"""docs/reproduction.md, written from the results: `python -m fedrecall.papers.page`."""
+"""docs/reproduction.md, written from the results: `python -m tools.reproduction`."""
 
 from __future__ import annotations
 

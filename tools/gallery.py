@@ -1,4 +1,4 @@
-"""Every figure on the digits that come with the package: ``python -m fedrecall.reports.gallery docs``.
+"""Every figure on the digits that come with the package: ``python -m tools.gallery docs``.
 
 Makes the runs (a few minutes on two cores), draws all figures from them, and writes ``gallery.md`` with
 the pictures in ``gallery/`` beside it. The runs are far too short to say which algorithm is better: the
@@ -244,7 +244,7 @@ def _page(captions: Sequence[str], seconds: float | None) -> str:
         "# Gallery",
         "",
         "Every figure that `fedrecall figure NAME RUN…` can draw, on the digits that come with the package.",
-        f"`python -m fedrecall.reports.gallery docs` played {len(RUNS)} short runs and drew them{took}, on",
+        f"`python -m tools.gallery docs` played {len(RUNS)} short runs and drew them{took}, on",
         f"{here['cpu']}, torch {here['versions']['torch']}, {here['started'][:10]}.",
         "The runs are a dozen rounds of one or two seeds: they show what the figures look like, not which",
         "algorithm is better. The commands for the papers' own settings are in [measures.md](measures.md).",
