@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,6 @@ from fedrecall.papers.verdicts import (
 PAGE = Path("docs/reproduction.md")
 FEW = 4
 """Up to how many revisions a line names."""
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-"""For the switches that a table was played with."""
 UNKNOWN = "unknown"
 """The revision of a run whose code was not under version control."""
 MEASURED = (
@@ -356,7 +355,7 @@ def _glance(paper: Paper, table: Table, results: Results) -> str:
         return ""
     methods = [m for m in table.methods if any(method == m for method, _ in found)]
     switches = list(dict.fromkeys(variant.name for variant, _ in found.values() if variant))
-    letters = {name: LETTERS[place] for place, name in enumerate(switches)}
+    letters = {name: ascii_lowercase[place] for place, name in enumerate(switches)}
 
     def text(method: str, column: str) -> str:
         if (method, column) not in found:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from shlex import quote
+from string import ascii_lowercase
 from typing import Any
 
 from rich.table import Table as Shown
@@ -17,7 +18,6 @@ from fedrecall.papers.verdicts import NOT_RUN, PARTIAL, STAND_IN_ALONE, best, gu
 RUNS, RESULTS = Path("runs/reproduction"), "results"
 """Where `reproduce` keeps run folders, and within it their results."""
 FINISHED = "finished"
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def overview(papers: Iterable[str] = PAPERS, folders: Sequence[Path] = ()) -> Shown:
@@ -126,7 +126,7 @@ def states(t: Table, folders: Sequence[Path] = ()) -> tuple[Shown, list[str]]:
         setups = _setups(paper, cell, found)
         begun += [cell] * bool(setups)
         for variant, runs in setups:
-            letter = letters.setdefault(variant.name, LETTERS[len(letters)]) if variant else ""
+            letter = letters.setdefault(variant.name, ascii_lowercase[len(letters)]) if variant else ""
             shown.add_row(*map(Text, _row(paper, t, cell, found, variant, runs, letter)))
     notes = [f"{letter}: --switch {switch}" for switch, letter in letters.items()]
     if rest := [cell for cell in t.cells if cell not in begun]:
