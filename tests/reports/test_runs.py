@@ -17,7 +17,16 @@ from fedrecall.papers import table
 from fedrecall.papers.results import save
 from fedrecall.reports.figures.quantities import over_seeds
 from fedrecall.reports.report import build, pairs
-from fedrecall.reports.runs import Run, arrange, in_words, open_runs, partly_tested, unfinished, value
+from fedrecall.reports.runs import (
+    Run,
+    arrange,
+    duration,
+    in_words,
+    open_runs,
+    partly_tested,
+    unfinished,
+    value,
+)
 
 SMALL = {
     "dataset": "synthetic:4,train=200,test=60",
@@ -762,6 +771,10 @@ def test_a_run_that_is_through_is_not_unfinished(tmp_path):
     write(tmp_path / "begun", seed=1, played=2)
     write(tmp_path / "idle", seed=2, played=0)
     assert unfinished(open_runs([tmp_path])) == ["begun stands at round 2 of 6"]
+
+
+def test_a_duration_is_said_roughly():
+    assert [duration(s) for s in (40.2, 89.0, 720, 11_100)] == ["40 s", "89 s", "12 min", "3 h 05 min"]
 
 
 def test_a_run_is_of_the_code_that_it_was_last_gone_on_with(tmp_path):

@@ -147,6 +147,14 @@ def with_config(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
     return decorate
 
 
+Runs = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Run folders, or folders that hold some, up to three levels down.",
+        metavar="RUN...",
+        show_default=False,
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("-s", "--set", help="Any key of a config: -s partition.s=3 -s lr=0.1.", metavar="KEY=VALUE"),

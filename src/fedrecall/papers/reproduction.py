@@ -34,7 +34,7 @@ from fedrecall.papers.results import (
     save,
 )
 from fedrecall.records import RunFolder
-from fedrecall.reports.runs import Run
+from fedrecall.reports.runs import Run, duration
 from fedrecall.together import play, stackable
 
 Say = Callable[[str], None]
@@ -229,14 +229,6 @@ class _Counted(Sink):
 
     def end(self) -> None:
         pass
-
-
-def duration(seconds: float) -> str:
-    """Roughly how long, in words: 40 s, 12 min, 3 h 05 min."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 class LeftOut(NamedTuple):

@@ -755,6 +755,14 @@ def failure(fault: Fault, config: Mapping[str, Any]) -> str:
     return f"failed at round {fault.round_number} of {config['rounds']}: {fault.reason.rstrip('.')}"
 
 
+def duration(seconds: float) -> str:
+    """Roughly how long, in words: 40 s, 12 min, 3 h 05 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
 def left_out(groups: Iterable[Group]) -> list[str]:
     """A sentence for every run that `arrange` did not count."""
     return [

@@ -6,16 +6,7 @@ from typing import Annotated
 import typer
 
 from fedrecall.cli.app import app, out
-from fedrecall.cli.options import DataRoot, Table
-
-Runs = Annotated[
-    list[Path],
-    typer.Argument(
-        help="Run folders, or folders that hold some, up to three levels down.",
-        metavar="RUN...",
-        show_default=False,
-    ),
-]
+from fedrecall.cli.options import DataRoot, Runs, Table
 
 
 @app.command("report")

@@ -16,12 +16,11 @@ from rich.text import Text
 
 from fedrecall import files
 from fedrecall.cli.app import app, out
-from fedrecall.cli.commands.reports import Runs
+from fedrecall.cli.options import Runs
 from fedrecall.cli.progress import line, megabytes, seconds
 from fedrecall.errors import Gone, UserError, printable
-from fedrecall.papers.reproduction import duration
 from fedrecall.records import Fault, accuracy_word, read_metrics, sites, whole, worst
-from fedrecall.reports.runs import Run, any_in, failure, naturally, open_runs, through
+from fedrecall.reports.runs import Run, any_in, duration, failure, naturally, open_runs, through
 
 TICKS = "▁▂▃▄▅▆▇█"
 DAY = 86_400
