@@ -13,7 +13,7 @@ from fedrecall import config as configs
 from fedrecall import files
 from fedrecall.errors import UserError
 from fedrecall.papers.paper import PAPERS, Cell, Paper, Table, Variant, load_paper
-from fedrecall.papers.quantities import NEVER, QUANTITIES
+from fedrecall.papers.quantities import QUANTITIES
 from fedrecall.papers.results import FOLDER, Outcome, Results, identity
 from fedrecall.papers.verdicts import (
     FAILED,
@@ -30,12 +30,15 @@ from fedrecall.papers.verdicts import (
     Verdict,
     best,
     closest,
+    difference_text,
     gain,
     guests,
     judge,
     level,
     level_agrees,
+    measured_text,
     played,
+    published_text,
     right_by_chance,
     tried,
     was_run,
@@ -365,7 +368,7 @@ def _glance(paper: Paper, table: Table, results: Results) -> str:
         said = verdict.text
         if verdict.word == NOT_REPRODUCED and verdict.difference is not None:
             digits = QUANTITIES[table.quantities[0]].digits
-            said = f"off by {verdict.difference:+.{digits}f}"
+            said = f"off by {difference_text(verdict, table.quantities[0])}"
             said += "" if verdict.allowed is None else f" (allowed {verdict.allowed:.{digits}f})"
         return f"{said}, {seeds} seed{'s' * (seeds > 1)}" + (f", {letters[variant.name]}" if variant else "")
 
@@ -490,12 +493,12 @@ def _row(paper: Paper, table: Table, cell: Cell, results: Results, variant: Vari
     return [
         cell.column,
         _method(cell, variant),
-        "; ".join(filter(None, (_published(cell, q) for q in verdicts))) or "–",
-        "; ".join(filter(None, (_measured(v, q) for q, v in verdicts.items()))),
+        _named({q: published_text(cell, q) for q in verdicts}) or "–",
+        _named({q: measured_text(v, q) for q, v in verdicts.items()}),
         seeds,
         rounds,
         _level(table, cell, results, variant) if "accuracy" in table.quantities else "",
-        "; ".join(_difference(v, q) for q, v in verdicts.items() if v.difference is not None),
+        _named({q: _difference(v, q) for q, v in verdicts.items()}),
         _words(verdicts, level_agrees(table, cell, results, variant)) + _failed(first),
     ]
 
@@ -520,32 +523,14 @@ def _short(quantity: str) -> str:
     return {"accuracy": "", "forgetting": "F"}.get(quantity, QUANTITIES[quantity].label)
 
 
-def _named(quantity: str, text: str) -> str:
-    name = _short(quantity)
-    return f"{name} {text}" if name else text
-
-
-def _published(cell: Cell, quantity: str) -> str:
-    if cell.failed:
-        return "failed" if quantity == "accuracy" else ""
-    p = cell.published.get(quantity)
-    if p is None or p.value is None:
-        return ""
-    if p.value == NEVER:
-        return _named(quantity, "never")
-    digits = QUANTITIES[quantity].digits
-    return _named(quantity, f"{p.value:.{digits}f}" + (f" ± {p.std:.{digits}f}" if p.std is not None else ""))
-
-
-def _measured(v: Verdict, quantity: str) -> str:
-    if v.measured is None:
-        return "failed" if v.failed and quantity == "accuracy" else ""
-    return _named(quantity, v.measured.text(QUANTITIES[quantity].digits))
+def _named(texts: Mapping[str, str]) -> str:
+    """The quantities' texts side by side, each with its name."""
+    named = (f"{_short(quantity)} {text}".lstrip() for quantity, text in texts.items() if text)
+    return "; ".join(named)
 
 
 def _difference(v: Verdict, quantity: str) -> str:
-    text = _named(quantity, f"{v.difference:+.{QUANTITIES[quantity].digits}f}")
-    return f"{text} (within its spread)" if v.within else text
+    return difference_text(v, quantity) + (" (within its spread)" if v.within else "")
 
 
 def _method(cell: Cell, variant: Variant | None) -> str:

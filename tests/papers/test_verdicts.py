@@ -30,6 +30,8 @@ from fedrecall.papers.verdicts import (
     judge,
     level,
     level_agrees,
+    measured_text,
+    published_text,
     right_by_chance,
     tolerance,
     tried,
@@ -697,3 +699,13 @@ def test_every_switch_that_changes_a_cell_is_read_from_what_was_run_with_it(name
                 assert read is not None
                 assert read.name == variant or alike[identity(config)] > 1, (cell.key, variant)
             assert paper.reading(cell, cell.config()) is None
+
+
+def test_what_failed_has_failed_in_accuracy_alone():
+    cell = next(c for t in load_paper("fedntd").tables.values() for c in t.cells if c.failed)
+    ours = outcome(CELL, [10.0] * 99, failed="round 100: NaN")
+    texts = [
+        (published_text(cell, q), measured_text(verdict(ours, quantity=q), q))
+        for q in ("accuracy", "forgetting")
+    ]
+    assert texts == [("failed", "failed"), ("", "")]

@@ -94,6 +94,31 @@ class Verdict(NamedTuple):
         return abs(self.difference) <= self.std
 
 
+def published_text(cell: Cell, quantity: str) -> str:
+    """The paper's number with its spread; what failed there has failed in accuracy, and nothing else."""
+    if cell.failed:
+        return "failed" if quantity == "accuracy" else ""
+    p = cell.published.get(quantity)
+    if p is None or p.value is None:
+        return ""
+    if p.value == NEVER:
+        return "never"
+    digits = QUANTITIES[quantity].digits
+    return f"{p.value:.{digits}f}" + (f" ± {p.std:.{digits}f}" if p.std is not None else "")
+
+
+def measured_text(verdict: Verdict, quantity: str) -> str:
+    """Our number with its spread; what failed has failed in accuracy, and nothing else."""
+    if verdict.measured is None:
+        return "failed" if verdict.failed and quantity == "accuracy" else ""
+    return verdict.measured.text(QUANTITIES[quantity].digits)
+
+
+def difference_text(verdict: Verdict, quantity: str) -> str:
+    """Measured minus published."""
+    return "" if verdict.difference is None else f"{verdict.difference:+.{QUANTITIES[quantity].digits}f}"
+
+
 class Gain(NamedTuple):
     """How much a method is ahead of its table's baseline, over the seeds that both have."""
 

@@ -17,7 +17,7 @@ from fedrecall.cli.papers import RESULTS, RUNS, explain_figure, only_drawn, say,
 from fedrecall.errors import UserError
 from fedrecall.papers import Cell, Paper, Table, load_paper, table
 from fedrecall.papers.paper import Variant
-from fedrecall.papers.quantities import NEVER, QUANTITIES
+from fedrecall.papers.quantities import QUANTITIES
 from fedrecall.papers.reproduction import (
     DRAWN,
     LeftOut,
@@ -34,8 +34,11 @@ from fedrecall.papers.verdicts import (
     REPRODUCED,
     Verdict,
     closest,
+    difference_text,
     gain,
     judge,
+    measured_text,
+    published_text,
     readings,
     tried,
     unpaired,
@@ -285,7 +288,7 @@ def _beside(
             shown.add_row(
                 Text(cell.method),
                 QUANTITIES[quantity].label,
-                published_text(cell, quantity),
+                published_text(cell, quantity) or "–",
                 measured_text(v, quantity) or "–",
                 str(v.measured.summary.n) if v.measured else "–",
                 difference_text(v, quantity) or "–",
@@ -311,31 +314,6 @@ def _judged(v: Verdict, rounds: int) -> str:
     said += f" ({v.failed} failed)" if v.failed else ""
     said += f" ({v.left_out:,} visits left out)" if v.left_out else ""
     return said.strip()
-
-
-def published_text(cell: Cell, quantity: str) -> str:
-    """The paper's number with its spread."""
-    p = cell.published.get(quantity)
-    if cell.failed and quantity == "accuracy":
-        return "failed"
-    if p is None or p.value is None:
-        return "–"
-    if p.value == NEVER:
-        return "never"
-    digits = QUANTITIES[quantity].digits
-    return f"{p.value:.{digits}f}" + (f" ± {p.std:.{digits}f}" if p.std is not None else "")
-
-
-def measured_text(v: Verdict, quantity: str) -> str:
-    """Our number with its spread."""
-    if v.measured is None:
-        return "failed" if v.failed else ""
-    return v.measured.text(QUANTITIES[quantity].digits)
-
-
-def difference_text(v: Verdict, quantity: str) -> str:
-    """Measured minus published."""
-    return "" if v.difference is None else f"{v.difference:+.{QUANTITIES[quantity].digits}f}"
 
 
 def _draw(
