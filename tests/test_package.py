@@ -1,5 +1,6 @@
 """What importing the package does, and what there is of it where it is installed."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -34,6 +35,45 @@ def test_waiting_threads_spin_briefly_unless_somebody_said_otherwise(before, giv
         check=True,
     )
     assert done.stdout.strip() == said
+
+
+AROUND = {"backends", "rounds", "experiment", "together", "comparison", "flower", "papers", "cli"}
+"""What is built around hooks, data, networks and measures."""
+UNKNOWN = {
+    "algorithms": {"data", "training", *AROUND},
+    "data": {"algorithms", "models", "training", "measures", *AROUND},
+    "models": {"algorithms", "training", "measures", *AROUND},
+    "measures": AROUND,
+    "training": {"measures", *AROUND},
+    "backends": AROUND - {"backends"},
+    "rounds": AROUND - {"rounds", "backends"},
+    "reports": AROUND - {"backends", "rounds"},
+}
+"""Of a part, those that it does not import."""
+
+
+def imported(part):
+    """The parts of the package that some module of this one imports, anywhere in it."""
+    within = ROOT / "src" / "fedrecall"
+    found = set()
+    for path in [*(within / part).rglob("*.py"), *within.glob(f"{part}.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                found |= {f"{node.module}.{name.name}" for name in node.names}
+            elif isinstance(node, ast.Import):
+                found |= {name.name for name in node.names}
+    return {name.split(".")[1] for name in found if name.startswith("fedrecall.")} - {part}
+
+
+@pytest.mark.parametrize("part", UNKNOWN)
+def test_imports_go_one_way(part):
+    assert imported(part)
+    assert imported(part) & UNKNOWN[part] == set()
+
+
+def test_reports_are_known_to_who_shows_them_alone():
+    parts = {path.stem for path in (ROOT / "src" / "fedrecall").iterdir()} - {"reports"}
+    assert {part for part in parts if "reports" in imported(part)} == {"cli", "comparison", "papers"}
 
 
 @pytest.fixture(scope="module")
