@@ -882,6 +882,23 @@ def test_an_algorithm_that_asks_another_keeps_its_own_hooks(monkeypatch):
     assert max(p.abs().max() for p in found.weights.params.values()) <= 0.01
 
 
+def deploys(change: Any) -> Any:
+    return replaced(deploy=lambda self, weights, memory: change(weights))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda weights: weights.params, "`deploy` returns a dict: it must be Weights"),
+        (lambda weights: weights._replace(params={}), "which `deploy` returns, has weights without"),
+        (lambda weights: [p.zero_() for p in weights.params.values()] and weights, "`deploy` changes"),
+    ],
+)
+def test_the_model_that_a_client_uses_is_one(change, said, monkeypatch):
+    with pytest.raises(UserError, match=said):
+        played(deploys(change), monkeypatch, rounds=1, measures=["fairness"])
+
+
 def rising(self: Any, model: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
     """A loss that counts the more the later it is in a visit."""
     return batch.progress * FedAvg.loss(self, model, params, anchor, batch)

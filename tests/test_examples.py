@@ -130,6 +130,77 @@ def test_layers_that_stay_with_clients(backend, tmp_path):
     assert fairness["worst_accuracy"] == pytest.approx(min(fares)) != pytest.approx(max(fares))
 
 
+@pytest.mark.parametrize("backend", ["serial", "processes", "vectorised"])
+def test_a_model_of_ones_own_beside_the_shared_one(backend, tmp_path):
+    how = {
+        "dataset": "digits",
+        "clients": 3,
+        "sample": 3,
+        "model": "mlp:16",
+        "backend": backend,
+        "workers": 2,
+        "seed": 1,
+        "precision": "float64",
+        "momentum": 0.9,
+        "batch_size": 10,
+        "partition": "shards:2",
+        "measures": ["personal", "locals", "divergence", "fairness"],
+    }
+    plain = fedrecall.run(rounds=2, **how)
+    done = fedrecall.run(
+        tmp_path / "run", rounds=2, algorithm=f"{EXAMPLES / 'ditto.py'}:Ditto:lam=0.5", **how
+    )
+    for n, p in plain.weights.params.items():  # the two share no gradient
+        assert torch.allclose(done.weights.params[n], p, atol=1e-12), n
+    seen, alone = (run.history[-1]["measures"] for run in (done, plain))
+    assert seen["locals"] == alone["locals"]
+    assert seen["divergence"]["weights"] == pytest.approx(alone["divergence"]["weights"])
+    # The same by hand: every client trains its own model towards the one that arrives.
+    experiment = Experiment(done.config)
+    model, federation, recipe = experiment.model, experiment.federation, done.config.training
+    first = {n: p.double() for n, p in done.model.initial().params.items()}
+    middle = fedrecall.run(rounds=1, **how).weights.params
+    fares, told = [], seen["personal"]
+    for k in range(3):
+        own, data = {n: p.clone() for n, p in first.items()}, federation.client(k)
+        for number, arrived in ((1, first), (2, middle)):
+            params = {n: p.clone().requires_grad_() for n, p in own.items()}
+            rate, decay = recipe.sgd(number, len(data)).lr, recipe.weight_decay
+            sgd = torch.optim.SGD([*params.values()], rate, recipe.momentum, weight_decay=decay)
+            for batch in data.training_batches(data.draw(recipe.local_epochs, 1, number, k), 10):
+                sgd.zero_grad()
+                logits = torch.func.functional_call(model.module, params, (batch.x,))
+                away = sum(((params[n] - p) ** 2).sum() for n, p in arrived.items())
+                (torch.nn.functional.cross_entropy(logits, batch.y) + 0.25 * away).backward()
+                sgd.step()
+            own = {n: p.detach() for n, p in params.items()}
+        used = fedrecall.open_runs(tmp_path / "run")[0].own(k).params
+        for n, p in own.items():
+            assert torch.allclose(used[n].double(), p, atol=1e-6), n
+        confusion = evaluate(model, Weights(own, {}), federation.test).confusion
+        fares.append(data.distribution.numpy() @ (np.diag(confusion) / confusion.sum(1)))
+        at = told["clients"].index(k)
+        assert told["personalised"][at] == pytest.approx(fares[-1])
+        assert told["train"][at] == accuracy(evaluate(model, Weights(own, {}), data).confusion)
+    assert alone["fairness"]["mean"] + 0.1 < seen["fairness"]["mean"] == pytest.approx(np.mean(fares))
+
+
+def test_what_an_algorithm_adds_to_the_network_is_trained_and_travels(tmp_path):
+    section = (DOCS / "extending.md").read_text().split("### More than the network")[1]
+    (code,) = re.findall(r"^```python\n(.*?)^```", section.split("###")[0], re.M | re.S)
+    (tmp_path / "two.py").write_text(code)
+    how = {"dataset": "digits", "clients": 4, "sample": 2, "rounds": 1, "model": "mlp:8", "momentum": 0.0}
+    how |= {"precision": "float64", "weight_decay": 0.0, "algorithm": f"{tmp_path / 'two.py'}:TwoHeaded"}
+    serial, stacked = (fedrecall.run(backend=b, **how) for b in ("serial", "vectorised"))
+    begun = serial.model.initial().params
+    for n, p in serial.weights.params.items():
+        assert torch.allclose(p, stacked.weights.params[n], atol=1e-12)
+        assert not torch.allclose(p, begun[n].double(), atol=1e-4)
+    # Of cross-entropy's gradient with respect to logits, a head's biases' is the mean, whose sum is zero.
+    moved = serial.weights.params["second.bias"] - begun["second.bias"].double()
+    assert moved.sum().item() == pytest.approx(0, abs=1e-9)
+
+
 def distance(algorithm, **settings):
     """How far one round with an algorithm ends from FedAvg's."""
     common = {

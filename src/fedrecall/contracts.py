@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torch import Tensor
 
 from fedrecall import trees
 from fedrecall.errors import UserError, shown
-from fedrecall.models.model import Structure
+from fedrecall.models.model import Structure, Weights
+
+if TYPE_CHECKING:
+    from fedrecall.algorithms.fedavg import FedAvg
 
 
 def carries(tree: Any, hook: str, what: str) -> None:
@@ -86,6 +89,14 @@ def full(weights: Any, model: Any, hook: str, what: str) -> None:
                 f"{what}, which `{hook}` returns, has {name!r} in {_short(given)}, and the model's is in "
                 f"{_short(like)}: convert it (.to(...)) where it is computed."
             )
+
+
+def deployed(algorithm: FedAvg, weights: Weights, memory: Any) -> Weights:
+    """The model that a client uses, of one that travels and what it keeps; UserError if that is none."""
+    with untouched((weights, memory), "deploy", "what it is given"):
+        own = algorithm.deploy(weights, memory)
+    full(own, weights, "deploy", "the client's model")
+    return own
 
 
 def one_form(ups: Sequence[Any]) -> None:

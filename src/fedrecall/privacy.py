@@ -312,6 +312,10 @@ class Private(FedAvg):
         """As the protected algorithm does."""
         return self.inner.personal(weights, memory)
 
+    def deploy(self, weights: Weights, memory: Any) -> Weights:
+        """As the protected algorithm does."""
+        return self.inner.deploy(weights, memory)
+
     def arrange(self, sampled: Sequence[int], round_number: int) -> Sequence[int]:
         """As the protected algorithm does."""
         return self.inner.arrange(sampled, round_number)

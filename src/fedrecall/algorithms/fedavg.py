@@ -88,8 +88,12 @@ class FedAvg(Declared):
         return Memory()
 
     def personal(self, weights: Weights, memory: Any) -> Weights:
-        """The model that a client trains, and has: of one that travels, with what it keeps to itself."""
+        """The model that a client trains: of one that travels, with what it keeps to itself."""
         return weights
+
+    def deploy(self, weights: Weights, memory: Any) -> Weights:
+        """The model that a client uses, if that is another than the one that it trains."""
+        return self.personal(weights, memory)
 
     def invite(self, server: Any, population: int, count: int, round_number: int) -> Sequence[int] | None:
         """So many different clients that take part, of 0 to ``population`` - 1; None: a random draw."""
@@ -180,8 +184,9 @@ def wraps(algorithm: FedAvg) -> bool:
 
 
 def keeps_own(algorithm: FedAvg) -> bool:
-    """Whether its clients train, and have, another model than the one that travels and is evaluated."""
-    return type(_protected(algorithm)).personal is not FedAvg.personal
+    """Whether its clients have another model than the one that travels and is evaluated."""
+    kind = type(_protected(algorithm))
+    return (kind.personal, kind.deploy) != (FedAvg.personal, FedAvg.deploy)
 
 
 def _protected(algorithm: FedAvg) -> FedAvg:

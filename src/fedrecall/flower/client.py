@@ -256,7 +256,7 @@ def _own(node: Node, task: Task, algorithm: FedAvg, weights: Weights) -> Weights
     except UserError as error:
         log.error("client %d does not evaluate its own model: %s", node.client, error)
         return None
-    return algorithm.personal(weights, memory)
+    return contracts.deployed(algorithm, weights, memory)
 
 
 def _prepare(node: Node, task: Task) -> tuple[FedAvg, Model, Silo, Config]:

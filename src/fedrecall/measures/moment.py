@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from fedrecall import trees
+from fedrecall import contracts, trees
 from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.data.federation import Federation
 from fedrecall.measures.accuracy import Evaluation, evaluate
@@ -69,7 +69,7 @@ class Moment:
 
     @cached_property
     def begun(self) -> list[Weights]:
-        """The model that each good visit's client had before its first step."""
+        """The model that each good visit's client used before it."""
         sent = [w for v, w in zip(self.visits, self.sent, strict=True) if v.failure is None]
         if not self.memories:
             return sent
@@ -78,7 +78,8 @@ class Moment:
 
     def _own(self, sent: Weights, memory: Any) -> Weights:
         with torch.random.fork_rng(devices=[]):  # a first memory may be drawn; here it is another one then
-            return self.algorithm.personal(sent, self.algorithm.remember(sent) if memory is None else memory)
+            kept = self.algorithm.remember(sent) if memory is None else memory
+        return contracts.deployed(self.algorithm, sent, kept)
 
     def own(self, client: int) -> Weights:
         """The model that any client has of `after`: that itself where clients keep no layers of their own."""
@@ -107,8 +108,22 @@ class Moment:
         return [self.right_at_home(client, self.own(client)) for client in range(len(self.federation))]
 
     def trained(self, visit: Visit) -> Weights:
-        """The model that a client has after a good visit."""
-        return self.algorithm.personal(visit.up.weights, visit.memory)
+        """What training made of the model in a good visit."""
+        return self.model.part(self.algorithm.personal(visit.up.weights, visit.memory))
+
+    def used(self, visit: Visit) -> Weights:
+        """The model that a client uses after a good visit."""
+        return contracts.deployed(self.algorithm, visit.up.weights, visit.memory)
+
+    @cached_property
+    def used_evaluations(self) -> list[Evaluation]:
+        """What is used after each good visit on the test set."""
+        found = []
+        for v, trained in zip(self.good, self.local_evaluations, strict=True):
+            used = self.used(v)
+            same = _places(used) == _places(self.trained(v))
+            found.append(trained if same else evaluate(self.model, used, self.federation.test))
+        return found
 
     @cached_property
     def evaluation_before(self) -> Evaluation:

@@ -15,7 +15,7 @@ class Personal(Measure):
     The latter are those from where its training examples are (``at_home``); where the data do not tell, all,
     weighted by its mixture of classes (``personalised``).
 
-    Where clients have layers of their own, this is what they have, before a visit (``train_before``) and
+    Where clients have models of their own, these are what they use, before a visit (``train_before``) and
     after it; a record's ``accuracy`` is of what travels. Of sampled clients only.
 
     Costs an evaluation on those test examples and two on the training examples of every sampled client.
@@ -31,7 +31,7 @@ class Personal(Measure):
         for v, begun in zip(moment.good, moment.begun, strict=True):
             data = moment.federation.client(v.client)
             before = evaluate(moment.model, begun, data)
-            own = evaluate(moment.model, moment.trained(v), data)
+            own = evaluate(moment.model, moment.used(v), data)
             found["train_before"].append(accuracy(before.confusion))
             found["train"].append(accuracy(own.confusion))
         if moment.federation.at_home is not None:
@@ -41,14 +41,14 @@ class Personal(Measure):
 
 def _at_home(moment: Moment) -> list[float | None]:
     """Of the round's clients, how each one's model does where it is; None of one that is not tested."""
-    rights = [moment.right_at_home(v.client, moment.trained(v)) for v in moment.good]
+    rights = [moment.right_at_home(v.client, moment.used(v)) for v in moment.good]
     return [float(right.mean()) if len(right) else None for right in rights]
 
 
 def _on_own_mixture(moment: Moment) -> list[float | None]:
     """How they do on the test examples of the classes that each client has, in its proportions."""
     found = []
-    for v, tested in zip(moment.good, moment.local_evaluations, strict=True):
+    for v, tested in zip(moment.good, moment.used_evaluations, strict=True):
         seen = tested.confusion
         found.append(in_local(moment.distribution(v.client), class_accuracy(seen), seen.sum(1) > 0))
     return found

@@ -201,6 +201,12 @@ class Model:
             return weights
         return weights._replace(params={n: kernels.weight(p) for n, p in weights.params.items()})
 
+    def part(self, weights: Weights) -> Weights:
+        """Of weights what is the network's: an algorithm may train more."""
+        if len(weights.params) == len(self._initial.params):
+            return weights
+        return weights._replace(params={n: weights.params[n] for n in self._initial.params})
+
     def _run(self, module: nn.Module, params: Params, buffers: Params, x: Tensor) -> Tensor:
         fixed = {n: self._ready_one(n, buffers[n]) for n in self.constants & buffers.keys()}
         typed = {} if self.compute is None else self._in_type(buffers)

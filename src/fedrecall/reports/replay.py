@@ -72,8 +72,8 @@ class Stage:
         return [self.trained(self.visit(client)) for client in clients]
 
     def trained(self, visit: Visit) -> Weights:
-        """The model that a client has after a visit."""
-        return self.algorithm.personal(visit.up.weights, visit.memory)
+        """What training made of the model in a visit."""
+        return self.model.part(self.algorithm.personal(visit.up.weights, visit.memory))
 
     def epochs(self, client: int) -> Iterator[Weights]:
         """The client's model before training and after every local epoch."""
@@ -92,7 +92,7 @@ class Stage:
         state, anchor = begun.state, begun.anchor
         epochs = len(begun.draws.order)
         steps = begun.sgd.steps // epochs
-        yield Weights(*trees.detached((state.params, state.buffers)))
+        yield self.model.part(Weights(*trees.detached((state.params, state.buffers))))
         step = stepper(self.algorithm, self.model, begun.sgd)
         batches = begun.data.training_batches(begun.draws, self.recipe.batch_size)
         with streams.seeded(begun.chance, "steps"):
@@ -103,7 +103,7 @@ class Stage:
                 torch.set_rng_state(chance)
                 state, anchor, _ = train(step, state, anchor, islice(batches, steps), key)
                 chance = torch.get_rng_state()
-            yield Weights(*trees.detached((state.params, state.buffers)))
+            yield self.model.part(Weights(*trees.detached((state.params, state.buffers))))
 
     def _given(self, client: int) -> tuple[Any, Any]:
         seed = None if self.algorithm.secret else self.seed

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from fedrecall import config as configs
-from fedrecall import files, own_digest, own_modules, provenance, secrecy, specs, trees
+from fedrecall import contracts, files, own_digest, own_modules, provenance, secrecy, specs, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.config import Config
@@ -503,8 +503,7 @@ class Run:
             except Malformed as error:
                 raise UserError(f"{self.path / AGREED} is damaged: {error}.") from error
             kept = node.get(visited, first)
-        own: Weights = algorithm.personal(weights, first if kept is None else kept)
-        return own
+        return contracts.deployed(algorithm, weights, first if kept is None else kept)
 
     def check_client(self, client: int) -> None:
         """Raise UserError unless there is such a client."""
