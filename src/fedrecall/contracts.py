@@ -45,11 +45,11 @@ def weighted(tree: Any, hook: str, what: str) -> None:
         )
 
 
-def pair(made: Any, hook: str = "finish") -> tuple[Any, Any]:
-    """The two things that the hook returns, or UserError."""
+def pair(made: Any) -> tuple[Any, Any]:
+    """The two things that `finish` returns, or UserError."""
     if not isinstance(made, tuple) or hasattr(made, "_fields") or len(made) != 2:
         raise UserError(
-            f"`{hook}` returns {_kind(made)}: it must be two things, what the client sends and what it keeps."
+            f"`finish` returns {_kind(made)}: it must be two things, what the client sends and what it keeps."
         )
     first, second = made
     return first, second

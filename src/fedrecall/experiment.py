@@ -46,12 +46,9 @@ from fedrecall.memories import Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.trained import Inputs, Trained
 from fedrecall.own_modules import named
-from fedrecall.records import INPUTS, Checkpoint, Fault, History, RunFolder, accuracy_word, whole
+from fedrecall.records import AGAIN, INPUTS, Checkpoint, Fault, History, RunFolder, accuracy_word, whole
 from fedrecall.sinks import following
 from fedrecall.training import Failure
-
-AGAIN = "again.json"
-"""The run folder's file with how many rounds were played again with other noise: their models all count."""
 
 
 class Sink(Protocol):

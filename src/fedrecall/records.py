@@ -4,6 +4,7 @@ config.json       the effective config
 made.json         versions, hardware, git revision, command of every start
 again.json        how many rounds were played again, where these have other noise then
 inputs.json       what the model is given, and what its answers are called
+federation.json   a federation's name at its nodes, and what they agreed on; no other run has one
 partition.json    who holds which examples
 metrics.jsonl     one line a round
 failed.json       in which round an error ended the run, and which; gone when it goes on
@@ -13,7 +14,6 @@ memories/         what clients remember, for algorithms whose clients do
 """
 
 import fcntl
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +27,8 @@ from torch import Tensor
 from fedrecall import files, memories
 from fedrecall.errors import Busy, Gone, UserError
 
+AGREED = "federation.json"
+AGAIN = "again.json"
 INPUTS = "inputs.json"
 FAILED = "failed.json"
 PENDING = "pending.json"
@@ -72,7 +74,7 @@ class RunFolder:
 
     def forget(self) -> None:
         """Let a run that has recorded nothing be begun anew, by this process alone."""
-        for name in ("config.json", "partition.json", "made.json", "again.json", FAILED):
+        for name in ("config.json", "partition.json", "made.json", AGAIN, FAILED):
             (self.path / name).unlink(missing_ok=True)
 
     def acquire(self) -> None:
@@ -557,5 +559,4 @@ def _number(path: Path) -> int:
 
 
 def _digest(manifest: dict[str, Any]) -> str:
-    text = json.dumps(manifest, sort_keys=True).encode()
-    return hashlib.blake2b(text, digest_size=16).hexdigest()
+    return files.checksum(json.dumps(manifest, sort_keys=True).encode())

@@ -17,10 +17,10 @@ from fedrecall.errors import Malformed
 Tree = TypeVar("Tree")
 
 
-def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+def leaves(tree: Any) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the tree with its dotted path, in a fixed order."""
     found: list[tuple[str, Tensor]] = []
-    _collect(tree, path, found)
+    _collect(tree, "", found)
     return iter(found)
 
 

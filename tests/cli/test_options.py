@@ -5,8 +5,9 @@ import json
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
-from fedrecall.cli import main
+from fedrecall.cli import app, main
 from fedrecall.cli.options import several
 from fedrecall.measures import MEASURES
 from fedrecall.sinks import SINKS
@@ -140,3 +141,9 @@ def test_measures_can_be_taken_off_a_run_that_goes_on(tmp_path, monkeypatch, wor
     assert not ended(monkeypatch, "run", "--resume", *folder, "--rounds", "2", *words)
     records = [json.loads(text) for text in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
     assert [record.get("measures", {}).keys() for record in records] == [{"locals", "confusion"}, set()]
+
+
+def test_partition_takes_what_a_deal_depends_on():
+    shown = CliRunner().invoke(app, ["partition", "--help"]).output
+    assert "--partition-seed" in shown
+    assert not [name for name in ("--initial", "--test-augmentation", "--rounds", "--lr") if name in shown]

@@ -21,7 +21,6 @@ def test_one_value_has_no_spread():
     assert S.summary([0.5]).text(100, 1) == "50.0"
     one = S.paired_difference([0.5], [0.75])
     assert (one.mean, one.low, one.high, one.p, one.test) == (0.25, None, None, None, None)
-    assert "no interval" in one.text()
 
 
 def test_interval_is_repeatable_and_brackets_the_mean():
@@ -77,10 +76,9 @@ def test_no_test_below_six_pairs_and_its_name_from_there():
     five = S.paired_difference([1, 2, 3, 4, 5], [2, 4, 6, 8, 10])
     assert five.p is None
     assert five.test is None
-    assert "too few" in five.text()
     six = S.paired_difference([1, 2, 3, 4, 5, 6], [2, 4, 6, 8, 10, 12])
     assert six.p == pytest.approx(2 / 64)  # all six positive, two-sided: the least there is
-    assert "Wilcoxon" in six.text()
+    assert "Wilcoxon" in six.test
 
 
 def test_direction_wins_and_ties():
@@ -114,10 +112,6 @@ def test_correlation():
 
 def test_numbers_are_scaled_with_their_spread():
     assert S.summary([0.5, 0.7]).text(100, 1) == "60.0 ± 14.1"
-    found = S.paired_difference([0.1, 0.2, 0.3], [0.2, 0.4, 0.6])
-    said = found.text(100, 1)
-    assert said.startswith("+20.0, ")
-    assert f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]" in said
 
 
 def test_small_differences_are_not_ties():

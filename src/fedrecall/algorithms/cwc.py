@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from fedrecall import trees
 from fedrecall.algorithms.fedseq import FedSeq
 from fedrecall.algorithms.fisher import diagonal_fisher
 from fedrecall.algorithms.hooks import Cohort, Sgd
@@ -68,7 +69,7 @@ class CWC(FedSeq):
 
     def start(self, weights: Weights) -> Server:
         """Nothing matters yet."""
-        return Server(weights, {n: torch.zeros_like(p) for n, p in weights.params.items()})
+        return Server(weights, trees.zeros(weights.params))
 
     def broadcast(self, model: Model, server: Server, auxiliary: LocalData | None) -> Down:
         """The model and what is left of the importance."""

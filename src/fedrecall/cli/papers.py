@@ -113,9 +113,9 @@ def pointer(paper: str = PAPERS[0]) -> str:
     return f"\nCell by cell, with seeds, rounds and verdicts: fedrecall show paper {paper}/{first}"
 
 
-def states(t: Table, folders: Sequence[Path] = ()) -> tuple[Shown, list[str]]:
+def states(t: Table) -> tuple[Shown, list[str]]:
     """The cells of a table that have runs, setup by setup, and what else there is to say of it."""
-    paper, found = load_paper(t.paper), _found(folders)
+    paper, found = load_paper(t.paper), _found(())
     name = f"{t.paper}/{t.name}"
     shown = Shown(title=f"{name}: {t.title}", box=None, pad_edge=False, title_justify="left")
     for heading in ("column", "method", "with", "seeds", "rounds", "on", "verdict"):

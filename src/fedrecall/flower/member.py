@@ -6,7 +6,6 @@ SuperNode has the state after it, and a process that is killed in between forget
 is answered twice, a `mark` of what it is answered from is left on disk first.
 """
 
-import hashlib
 import secrets
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from flwr.app import ConfigRecord, RecordDict
 
+from fedrecall import files
 from fedrecall.errors import Malformed
 from fedrecall.flower import masks
 from fedrecall.flower.masks import Vector
@@ -88,7 +88,7 @@ def _keep(state: RecordDict, stage: Any) -> None:
 def mark(state: RecordDict) -> str:
     """What tells all that is kept from whatever was kept before, and nothing of the secrets in it."""
     kept = sorted(dict(state.get(STATE, {})).items())
-    return hashlib.blake2b(repr(kept).encode(), digest_size=16).hexdigest()
+    return files.checksum(repr(kept).encode())
 
 
 def offer(state: RecordDict, call: Call) -> Keys:

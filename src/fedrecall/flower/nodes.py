@@ -95,11 +95,9 @@ class Nodes:
     for as long as it is online.
     """
 
-    def __init__(
-        self, grid: Grid, config: Config, hosting: Hosting, run: str = "", before: Facts | None = None
-    ):
+    def __init__(self, grid: Grid, config: Config, hosting: Hosting, before: Facts | None):
         """``before``: what was agreed on when the run began, if it goes on; it holds whoever is here now."""
-        self.grid, self.config, self.hosting, self.run = grid, config, hosting, run
+        self.grid, self.config, self.hosting, self.run = grid, config, hosting, ""
         self.before = before
         self.start = 1
         """Which start of the run this is: of two the later one's is greater."""
@@ -599,9 +597,6 @@ class Nodes:
         if tested.loss < 0:
             raise Malformed(f"its reply has a loss of {tested.loss:g}, which cannot be less than 0")
         return tested
-
-    def close(self) -> None:
-        """Nothing to free: Flower ends its connection itself."""
 
     def _tasks(self, round_number: int, remembered: Mapping[int, int]) -> dict[int, Task]:
         """What each client is asked, by the round of the memory that it is to start from."""

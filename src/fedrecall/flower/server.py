@@ -33,13 +33,11 @@ from fedrecall.ingredients import auxiliary_per_class, federation_of, normalised
 from fedrecall.measures.accuracy import Evaluation
 from fedrecall.memories import Memories
 from fedrecall.models.model import Weights
-from fedrecall.records import RunFolder
+from fedrecall.records import AGREED, RunFolder
 from fedrecall.training import Failure
 
 log = logging.getLogger("flwr")
 app = ServerApp()
-AGREED = "federation.json"
-"""The run folder's file with the name of the run at its nodes and what they agreed on."""
 NODES = "nodes"
 """What it calls the ids of the nodes that have been a client, which Flower keeps for a registered key."""
 OWN = "clients keep layers of their own: use their models at their nodes, with fedrecall predict --memory"
@@ -104,7 +102,7 @@ def _serve(grid: Grid, config: Config, hosting: Hosting, folder: RunFolder | Non
         over = newest is not None and _is_over(folder, newest.round_number, config)
     if before is None and config.initial is not None:
         initial.check(config.initial)
-    nodes = Nodes(grid, config, hosting, before=before)
+    nodes = Nodes(grid, config, hosting, before)
     if folder is not None and _keeps_name(noted, config, goes_on=before is not None):
         nodes.been = _been_before(folder, noted)
     own = _own_data(config)

@@ -8,7 +8,6 @@ objects and carries every object from server to node in half a dozen HTTP reques
 another, so that a record with an entry for each array of a network is many times slower.
 """
 
-import hashlib
 import json
 import math
 import typing
@@ -328,7 +327,7 @@ def values(record: Mapping[str, Any], kind: type[Values], what: str) -> Values:
 
 def digest(given: Any) -> str:
     """What tells a named tuple from another."""
-    return hashlib.blake2b(as_json(given).encode(), digest_size=16).hexdigest()
+    return files.checksum(as_json(given).encode())
 
 
 def as_json(given: Any) -> str:

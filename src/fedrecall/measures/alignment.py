@@ -51,13 +51,13 @@ class Alignment(Measure):
         return found
 
 
-def last_linear(model: Model, data: LocalData | None = None, count: int = 2) -> tuple[str, ...]:
-    """The names of the model's last fully connected layers: with ``data``, of those that it calls.
+def last_linear(model: Model, data: LocalData) -> tuple[str, ...]:
+    """The names of the last two fully connected layers that the model calls.
 
     Attention computes with the weights of its ``out_proj`` and never calls it.
     """
     found = [n for n, layer in model.module.named_modules() if isinstance(layer, nn.Linear)]
-    for batch in () if data is None else itertools.islice(data.batches(1), 1):
+    for batch in itertools.islice(data.batches(1), 1):
         called = model.activations(model.initial(), batch.x, found)
         found = [n for n in found if n in called]
     if not found:
@@ -65,7 +65,7 @@ def last_linear(model: Model, data: LocalData | None = None, count: int = 2) -> 
             "the model has no fully connected layer that it calls: name the layers, as in "
             "alignment:layers=layer1+layer2."
         )
-    return tuple(found[-count:])
+    return tuple(found[-2:])
 
 
 def preferences(

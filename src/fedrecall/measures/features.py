@@ -29,14 +29,14 @@ def features(model: Model, weights: Weights, data: LocalData) -> Features:
     return Features(torch.cat(values).cpu().numpy(), torch.cat(labels).cpu().numpy())
 
 
-def tsne(values: np.ndarray, seed: int = 0, perplexity: float = 30.0) -> np.ndarray:
+def tsne(values: np.ndarray, perplexity: float = 30.0) -> np.ndarray:
     """A map of the rows in the plane that keeps neighbours together, [n, 2]; repeatable."""
     from sklearn.manifold import TSNE  # its import takes a second
 
     if len(values) < 4:
         raise UserError(f"t-SNE needs at least 4 points, not {len(values)}.")
     perplexity = min(perplexity, (len(values) - 1) / 3)
-    state = streams.key(seed, "tsne") % 2**32
+    state = streams.key(0, "tsne") % 2**32
     return np.asarray(TSNE(2, perplexity=perplexity, init="pca", random_state=state).fit_transform(values))
 
 
@@ -65,19 +65,23 @@ def circle_density(points: np.ndarray, angles: np.ndarray, least: float = 0.05) 
     return np.asarray(_gaussian(turns / width).sum(0).mean(1) / width)
 
 
-def plane_density(points: np.ndarray, x: np.ndarray, y: np.ndarray, least: float = 0.05) -> np.ndarray:
+LEAST = 0.05
+"""Of the features' plane, the least bandwidth of a density on it."""
+
+
+def plane_density(points: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Gaussian kernel density of the points in the plane on a grid, [len(y), len(x)].
 
-    The bandwidth is scipy's (Scott); points that lie on a line or on one spot get ``least``.
+    The bandwidth is scipy's (Scott); points that lie on a line or on one spot get `LEAST`.
     """
     grid = np.stack(np.meshgrid(x, y)).reshape(2, -1)
-    if min(np.linalg.svd(points - points.mean(0), compute_uv=False)) > least * np.sqrt(len(points)):
+    if min(np.linalg.svd(points - points.mean(0), compute_uv=False)) > LEAST * np.sqrt(len(points)):
         from scipy.stats import gaussian_kde  # which takes a second to import
 
         found = gaussian_kde(points.T)(grid)
     else:
         away = np.linalg.norm(grid[:, :, None] - points.T[:, None, :], axis=0)
-        found = (_gaussian(away / least) / (least**2 * np.sqrt(2 * np.pi))).mean(1)
+        found = (_gaussian(away / LEAST) / (LEAST**2 * np.sqrt(2 * np.pi))).mean(1)
     return np.asarray(found.reshape(len(y), len(x)))
 
 

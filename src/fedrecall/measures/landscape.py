@@ -116,11 +116,9 @@ class Spectrum(NamedTuple):
     converged: list[bool]
 
 
-def top_eigenvectors(
-    loss: Loss, count: int = 2, iterations: int = 50, tolerance: float = 1e-3, seed: int = 0
-) -> Spectrum:
+def top_eigenvectors(loss: Loss, count: int = 2, iterations: int = 50, tolerance: float = 1e-3) -> Spectrum:
     """Power iteration on Hessian-vector products, each vector kept orthogonal to those before it."""
-    return power_iteration(loss.hessian_times, loss.weights.params, count, iterations, tolerance, seed)
+    return power_iteration(loss.hessian_times, loss.weights.params, count, iterations, tolerance)
 
 
 def power_iteration(

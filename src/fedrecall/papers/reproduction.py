@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fedrecall import config as configs
 from fedrecall import files, own_digest, provenance
-from fedrecall.config import MAY_CHANGE, Config
+from fedrecall.config import Config
 from fedrecall.data import datasets
 from fedrecall.data.datasets import DATASETS, Dataset
 from fedrecall.errors import Diverged, NothingYet, UserError
@@ -21,6 +21,7 @@ from fedrecall.experiment import Experiment, Result, Sink
 from fedrecall.ingredients import device_of
 from fedrecall.papers.paper import Cell, Table, Variant, load_paper
 from fedrecall.papers.results import (
+    APART,
     PRECISIONS,
     Keeper,
     Outcome,
@@ -388,9 +389,8 @@ def _begun(run: Outcome) -> Any:
 
 def differences(wanted: Config, given: Config) -> list[str]:
     """In words, where a config is not what is wanted; how and how far it was computed is left out."""
-    apart = (*MAY_CHANGE, "seed", "on_failure", "precision")
     return [
         f"{key} = {a!r}, not {b!r}"
         for key, a, b in configs.differing(configs.as_dict(wanted), configs.as_dict(given))
-        if key.partition(".")[0] not in apart
+        if key.partition(".")[0] not in APART
     ]

@@ -194,7 +194,8 @@ def heat(
 
 def bars(title: str, note: str, values: Sequence[float], *, identity: str, x_name: str, y_name: str) -> Html:
     """A bar for each of many things in a row."""
-    top, n = _nice(np.array([0.0, *values]))[1], len(values)
+    _, top, ticks = _nice(np.array([0.0, *values]))
+    n = len(values)
     wide = 1000 / n
     gap = wide * 0.12 if n <= 200 else 0
     shapes = [
@@ -207,7 +208,6 @@ def bars(title: str, note: str, values: Sequence[float], *, identity: str, x_nam
         )
         for i, v in enumerate(values)
     ]
-    ticks = _nice(np.array([0.0, *values]))[2]
     grid = [tag("path", class_="grid", d=f"M0 {1000 - 1000 * t / top:.1f}H1000") for t in ticks]
     svg = tag("svg", *grid, *shapes, viewBox="0 0 1000 1000", preserveAspectRatio="none", aria_hidden="true")
     labels = [tag("span", _number(t), class_="y", style=f"bottom:{100 * t / top:.2f}%") for t in ticks]

@@ -450,7 +450,7 @@ def _federations(page: Page) -> Html:
     order = []
     for same in users.values():
         c = same[0].config
-        setup = f"{same[0].data_name}, {_spec(c['partition'])}, {c['clients']} clients"
+        setup = f"{same[0].data_name}, {same[0].partition_name}, {c['clients']} clients"
         seen[setup] = seen.get(setup, 0) + 1
         order.append((seen[setup], f"{setup}: {', '.join(run.name for run in same)}", same[0]))
     order.sort(key=lambda entry: entry[0])
@@ -1148,12 +1148,6 @@ def _auxiliary(run: Run) -> int:
         return int(run.partition["auxiliary"])
     except UserError:
         return 0
-
-
-def _spec(spec: dict[str, Any]) -> str:
-    options = ", ".join(f"{k} {v}" for k, v in spec.items() if k != "name")
-    name = named(str(spec["name"]))
-    return f"{name} ({options})" if options else name
 
 
 def _machine(made: dict[str, Any]) -> str:

@@ -34,25 +34,13 @@ from fedrecall.initial import saved
 from fedrecall.memories import AtNode, Memories
 from fedrecall.models.model import Model, Weights
 from fedrecall.models.trained import Inputs, Trained
-from fedrecall.records import INPUTS, Checkpoint, Fault, RunFolder, scalars, whole
+from fedrecall.records import AGREED, INPUTS, Checkpoint, Fault, RunFolder, scalars, whole
 
 SEEDS = ("seed", "partition_seed")
-ELSEWHERE = (
-    "backend",
-    "workers",
-    "device",
-    "checkpoint_every",
-    "keep_every",
-    "evaluate_every",
-    "measures",
-    "sinks",
-    "on_failure",
-)
+ELSEWHERE = (*(key for key in configs.MAY_CHANGE if key != "rounds"), "on_failure")
 """Config keys that say how a run was computed or watched, not what it computes."""
 HELD = "auxiliary_per_class"
 """Config key for what the server holds, which clients do not: another number of it is another deal."""
-AGREED = "federation.json"
-"""The run folder's file with what the nodes of a federation agreed on; no other run has one."""
 NODES = "nodes' data"
 """Key in the data set of `Run.complete` for what tells a federation's data from another's."""
 MOST_UNTESTED = 5

@@ -1,7 +1,6 @@
 """What may be said about a few seeds: mean and spread, a paired interval, a test where n allows one.
 
-Nothing here draws a star: a significance mark stands only beside the name of its test, and
-`Difference.text` is what prints both.
+Nothing here draws a star: a significance mark stands only beside the name of its test.
 """
 
 import math
@@ -46,24 +45,12 @@ class Difference(NamedTuple):
     """Lower end of the bootstrap interval of the mean; None for one pair."""
     high: float | None
     n: int
-    confidence: float
     wins: int
     """Pairs in which b is higher."""
     ties: int
     test: str | None
     """Name of the test behind `p`; None where there are too few pairs for one."""
     p: float | None
-
-    def text(self, scale: float = 1.0, digits: int = 2) -> str:
-        """``+2.31, 95 % interval [0.92, 3.40] (bootstrap, 6 pairs), p = 0.031 (Wilcoxon ...)``."""
-        words = f"{self.mean * scale:+.{digits}f}"
-        if self.low is None or self.high is None:
-            return f"{words} (one pair: no interval, no test)"
-        ends = f"[{self.low * scale:+.{digits}f}, {self.high * scale:+.{digits}f}]"
-        words += f", {self.confidence * 100:g} % interval {ends} (bootstrap, {self.n} pairs)"
-        if self.p is None:
-            return f"{words}; too few pairs for a test (needs {ENOUGH})"
-        return f"{words}, p = {self.p:.3g} ({self.test})"
 
 
 def summary(values: Sequence[float]) -> Summary:
@@ -103,9 +90,7 @@ def wilcoxon(differences: Sequence[float]) -> float | None:
     return float(stats.wilcoxon(found).pvalue)
 
 
-def paired_difference(
-    a: Sequence[float], b: Sequence[float], confidence: float = 0.95, seed: int = 0
-) -> Difference:
+def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     """b - a over pairs (same seed, same partition): mean, interval and, from six pairs on, a test."""
     if len(a) != len(b):
         raise UserError(
@@ -113,7 +98,7 @@ def paired_difference(
             "give the same seeds to both."
         )
     difference = _numbers(b, "a comparison") - _numbers(a, "a comparison")
-    interval = bootstrap_interval(difference.tolist(), confidence, seed)
+    interval = bootstrap_interval(difference.tolist())
     p = wilcoxon(difference.tolist())
     rounded = difference.round(DECIMALS)
     return Difference(
@@ -122,7 +107,6 @@ def paired_difference(
         low=interval[0] if interval else None,
         high=interval[1] if interval else None,
         n=len(difference),
-        confidence=confidence,
         wins=int((rounded > 0).sum()),
         ties=int((rounded == 0).sum()),
         test=WILCOXON if p is not None else None,

@@ -226,9 +226,8 @@ def _footprint(algorithm: Any, networks: Sequence[str], dataset: Dataset) -> Gro
 @app.command("partition")
 @with_config(
     without=(
-        *("algorithm", "model", "rounds", *(f.name for f in specs.fields(Recipe)), "precision"),
-        *("evaluate_every", "measures", "sinks", "backend", "workers", "device", "checkpoint_every"),
-        *("keep_every", "on_failure", "sample", "chains", "augmentation"),
+        *("algorithm", "model", "initial", *(f.name for f in specs.fields(Recipe)), "precision"),
+        *("sample", "chains", "augmentation", "test_augmentation", *configs.MAY_CHANGE, "on_failure"),
     )
 )
 def partition_command(
