@@ -62,9 +62,13 @@ def test_what_there_is_none_of_is_not_gone_on_with(tmp_path):
 def test_an_algorithm_in_the_place_of_the_folder_is_no_folder(tmp_path, monkeypatch):
     """It would train FedAvg into a folder of that name."""
     monkeypatch.chdir(tmp_path)
-    for said in ("fedntd", "fedntd:beta=2"):
-        with pytest.raises(UserError, match=f"'{said}' is an algorithm: give algorithm='{said}'"):
-            fedrecall.run(said, rounds=1, **SMALL)
+    for said in ("fedntd", "fedntd:beta=2", "FedNTD", "mine.py:Mine"):
+        for resume in (False, True):
+            with pytest.raises(UserError, match=f"'{said}' is an algorithm: give algorithm='{said}'"):
+                fedrecall.run(said, rounds=1, resume=resume, **SMALL)
+    for key, value in (("over", {"lr": [0.1]}), ("seeds", 3)):
+        with pytest.raises(UserError, match=rf"run plays one run; {key} is for fedrecall\.compare"):
+            fedrecall.run(rounds=1, **{key: value}, **SMALL)
     assert list(tmp_path.iterdir()) == []
     assert fedrecall.run("fedntd", algorithm="fedntd", rounds=1, **SMALL).out.name == "fedntd"
     assert len(fedrecall.run("fedntd", resume=True, rounds=2).history) == 2

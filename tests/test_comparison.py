@@ -190,12 +190,14 @@ def test_data_that_were_given_do_not_vary():
 
 
 def test_values_that_vary_are_told_apart_and_kept_as_numbers():
-    over = {"sample": [1, 1.0, np.float64(0.5)], "lr": np.array([0.1, 0.25])}
+    over = {"sample": [1, 1.0, np.float64(0.5)], "lr": np.array([0.1, 0.25]), "momentum": np.array(0.5)}
     settings = {k: v for k, v in SMALL.items() if k != "sample"} | {"progress": False, "sinks": None}
     found = fedrecall.compare("fedavg", over=over, seeds=np.int64(1), **settings)
     assert [(r["sample"], r["lr"]) for r in found.runs] == list(itertools.product([1, 1.0, 0.5], [0.1, 0.25]))
     assert {type(v) for r in found.runs for v in (r["sample"], r["lr"])} == {int, float}
-    assert [*found.rows] == [f"sample={s}, lr={lr}" for s in ("1", "1.0", "0.5") for lr in (0.1, 0.25)]
+    assert [*found.rows] == [
+        f"sample={s}, lr={lr}, momentum=0.5" for s in ("1", "1.0", "0.5") for lr in (0.1, 0.25)
+    ]
     assert [p.made.sampled for p in found.plans] == [1, 1, 4, 4, 2, 2]
 
 

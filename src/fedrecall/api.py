@@ -31,17 +31,15 @@ def run(
     call begins a run and goes on with it. ``progress`` shows on the error stream how it goes.
     ``fedrecall run --help`` lists all settings, with - for _.
     """
-    if (
-        isinstance(out, str)
-        and out.partition(":")[0] in ALGORITHMS
-        and not (resume or "algorithm" in settings)
-    ):
+    folder = RunFolder(files.expanded(out)) if out is not None else None
+    if "algorithm" not in settings and _names_algorithm(out) and not (resume and folder and folder.started):
         raise UserError(f"the run's folder comes first, and {out!r} is an algorithm: give algorithm={out!r}.")
+    if several := next((key for key in ("over", "seeds") if key in settings), None):
+        raise UserError(f"run plays one run; {several} is for fedrecall.compare, which plays several.")
     dataset, root = _data(settings)
     sinks: list[Sink] = []
     if "sinks" in settings:
         settings["sinks"], sinks = _named_and_made(settings["sinks"])
-    folder = RunFolder(files.expanded(out)) if out is not None else None
     if resume and settings.keys() <= {*configs.MAY_CHANGE}:
         if folder is None or not folder.started:
             where = f"{out} holds no run to go on with" if folder else "resume=True needs the run's folder"
@@ -122,9 +120,16 @@ def _data(settings: dict[str, Any]) -> tuple[Dataset | None, Path | None]:
     return None, root
 
 
+def _names_algorithm(out: Path | str | None) -> bool:
+    """Whether what is given as a folder is an algorithm's name, or a class in a file."""
+    name = out.partition(":")[0] if isinstance(out, str) else ""
+    return name.lower() in ALGORITHMS or (name.endswith(".py") and name != out)
+
+
 def _values(given: Any) -> list[Any]:
     """One or several, with Python's own numbers in the place of another library's."""
     one = isinstance(given, (str, Mapping)) or not isinstance(given, Iterable)
+    one = one or getattr(given, "ndim", 1) == 0  # of numpy and torch, one number
     return [value.item() if hasattr(value, "item") else value for value in ([given] if one else given)]
 
 
