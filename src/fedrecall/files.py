@@ -56,18 +56,28 @@ def write(path: Path, content: bytes, *, folder_later: bool = False) -> None:
     if not path.name:  # "." or "/", of which no neighbour can be named
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
     if not folder_later:
         sync_folder(path.parent)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Where to write what takes the path's place once it is on disk, if nothing is raised until then."""
+    temporary = _beside(path)
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    """A name in the same folder for this process alone."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def sync_folder(path: Path) -> None:
@@ -191,7 +201,7 @@ def check_writable(path: Path) -> None:
         if found(path, _special):
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        probe = _beside(path)
         probe.touch()
         probe.unlink()
 

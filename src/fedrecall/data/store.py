@@ -248,24 +248,18 @@ def save(path: Path, dataset: Dataset, content: str | None = None) -> None:
     """Write a cache file, whole or not at all; ``content``: what `take_over` knows it by."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path.parent)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        metadata = {
-            "sums": json.dumps(_sums(_arrays(dataset))),
-            "name": dataset.name,
-            "class_names": json.dumps(dataset.class_names),
-            "standardised": json.dumps(dataset.columns or False),
-            "features": json.dumps(dataset.features),
-            "origins": json.dumps(dataset.origins),
-            "undivided": json.dumps(dataset.undivided),
-            **({} if content is None else {"content": content}),
-        }
+    metadata = {
+        "sums": json.dumps(_sums(_arrays(dataset))),
+        "name": dataset.name,
+        "class_names": json.dumps(dataset.class_names),
+        "standardised": json.dumps(dataset.columns or False),
+        "features": json.dumps(dataset.features),
+        "origins": json.dumps(dataset.origins),
+        "undivided": json.dumps(dataset.undivided),
+        **({} if content is None else {"content": content}),
+    }
+    with files.replacing(path) as temporary:
         save_file(_arrays(dataset), temporary, metadata)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def take_over(others: Iterable[Path], path: Path, content: str) -> bool:
@@ -359,15 +353,8 @@ def export(dataset: Dataset, folder: Path, part_bytes: int = 60 * 2**20) -> list
             raise UserError(f"parts of {part_bytes} bytes cannot hold one example of {row} bytes.")
         for start in range(0, max(len(array), 1), rows):  # of an empty split its shape
             path = folder / f"{name}-{start // rows:04d}.npz"
-            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            try:
-                with open(temporary, "wb") as file:
-                    np.savez_compressed(file, array=array[start : start + rows])
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with files.replacing(path) as temporary, open(temporary, "wb") as file:
+                np.savez_compressed(file, array=array[start : start + rows])
             written.append(path)
             parts.append([name, path.name])
     index = {
