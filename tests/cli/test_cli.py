@@ -1379,6 +1379,11 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Headed(FedAvg):
+    def equip(self, module):
+        if "head" not in dict(module.named_children()):
+            raise ValueError(f"not for a {type(module).__name__}")
+        return module
+
     def personal(self, weights, memory):
         return weights._replace(params={**weights.params, "head.weight": weights.params["head.weight"] * 1})
 """
@@ -1390,7 +1395,10 @@ def test_an_algorithm_for_a_network_of_ones_own_is_shown_with_that(call, tmp_pat
     code, _, err = call(*show)
     assert code == 2
     said = " ".join(err.split())
-    assert "it could not be measured with cnn or resnet10 on digits: KeyError: 'head.weight'. Give" in said
+    assert (
+        "it could not be measured with cnn on digits (nor with resnet10): ValueError: not for a Chain."
+        in said
+    )
     for more, dataset, size in (((), "digits", 64), (("--dataset", "synthetic:4,size=6"), "synthetic", 36)):
         code, out, _ = call(*show, "--model", f"{tmp_path}/mine.py:Net", *more)
         assert code == 0

@@ -194,19 +194,22 @@ def _summing(algorithm: Any) -> str:
 def _footprint(algorithm: Any, networks: Sequence[str], dataset: Dataset) -> Group:
     """What travels and what is remembered, for the first of the networks that the algorithm runs with."""
     shape, classes = dataset.shape, dataset.classes
+    refused: list[Exception] = []
     for network in networks:
         try:
             model = Model(algorithm.equip(build(network, shape, classes)))
             found = payloads.declared(algorithm, model, shape, classes)
             break
         except Exception as error:  # whatever somebody's own code makes of a network that is not his
-            refused = error
+            refused.append(error)
     else:
-        why = str(refused) if isinstance(refused, UserError) else f"{type(refused).__name__}: {refused}"
+        first, *others = refused
+        why = str(first) if isinstance(first, UserError) else f"{type(first).__name__}: {first}"
+        nor = f" (nor with {' or '.join(networks[1:])})" if others else ""
         raise UserError(
-            f"it could not be measured with {' or '.join(networks)} on {dataset.name}: {sentence(why)} Give "
+            f"it could not be measured with {networks[0]} on {dataset.name}{nor}: {sentence(why)} Give "
             "--model and --dataset that it is for."
-        ) from refused
+        ) from first
     one = trees.size_in_bytes(model.initial())
     title = f"measured with {network} on {dataset.name} ({megabytes(one)} MB), in the first round"
     shown = Table(box=None)
