@@ -110,6 +110,7 @@ class Comparison:
                 "leave algorithm out of -s and --config, in Python out of the settings."
             )
         named = called(algorithms)
+        _check_whose(named, [base, *settings])
         self.seeds = seeds
         self.plans = [run for setting in settings for run in plan(named, base, seeds, setting)]
         self._folders = [run_folder(planned, out) for planned in self.plans]
@@ -283,6 +284,24 @@ def combinations(over: Iterable[tuple[str, Sequence[Any], str]]) -> list[dict[st
             raise UserError(f"{said}: {key} or one of its values is there twice.")
         axes[key] = values
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def _check_whose(named: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UserError if one of the settings of all runs is that of an algorithm."""
+    of_all = {field.name for field in specs.fields(Config)}
+    for key in dict.fromkeys(key for some in settings for key in some if key not in of_all):
+        values = [some[key] for some in settings if key in some]
+        for name, algorithm in named.items():
+            made = ALGORITHMS.make(algorithm)
+            if key in (field.name for field in specs.fields(type(made))):
+                if isinstance(algorithm, str):
+                    alone = ALGORITHMS.placed(algorithm)[0]
+                else:
+                    alone = _short(ALGORITHMS.spec(made)["name"], algorithm)
+                said = " ".join(dict.fromkeys(f"{alone}:{key}={_words(key, value)}" for value in values))
+                raise UserError(
+                    f"{key} is a setting of {name}, not of all runs: give it with the name, such as {said}."
+                )
 
 
 def _words(key: str, value: Any) -> str:

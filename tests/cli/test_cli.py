@@ -382,12 +382,17 @@ def test_compare_over_data_sets_loads_each(call, tmp_path):
         (["lr=0.1,0.1"], "training.lr or one of its values is there twice"),
         (["lr=0.1,x"], "lr = 'x' is not a number"),
         (["sides=1,2"], "config has no 'sides'"),
+        (
+            ["lr=0.1,1", "mu=0.5,2"],
+            "mu is a setting of fedprox:0.1, not of all runs: give it with the name, such "
+            "as fedprox:mu=0.5 fedprox:mu=2.",
+        ),
         (["partition=iid,shards:0"], "shards"),
     ],
 )
 def test_compare_over_what_there_is_not_ends_before_anything_is_trained(call, over, said, tmp_path):
     words = [word for one in over for word in ("--over", one)]
-    code, _, err = call("compare", "fedavg", *SMALL, *words, "--out", "all")
+    code, _, err = call("compare", "fedavg", "fedprox:0.1", *SMALL, *words, "--out", "all")
     assert code == 2
     assert said in err
     assert not (tmp_path / "all").exists()
