@@ -14,7 +14,7 @@ from fedrecall import config as configs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedntd import FedNTD
 from fedrecall.cli.app import app
-from fedrecall.comparison import called
+from fedrecall.comparison import End, called
 from fedrecall.data.datasets import load
 from fedrecall.errors import UserError
 from fedrecall.records import scalars
@@ -66,7 +66,10 @@ def test_it_finds_what_the_command_finds_and_goes_on_with_its_runs(tmp_path, mon
     played = {p: p.read_bytes() for p in (tmp_path / "runs").glob("*/metrics.jsonl")}
     algorithms = ("fedavg", FedNTD(beta=2))
     found = fedrecall.compare(*algorithms, over={"lr": [0.01, 0.1]}, out="runs", progress=False, **SMALL)
-    assert [[vars(row) for row in rows] for rows in found.rows.values()] == [t["rows"] for t in tables]
+    assert [
+        [{"name": row.name, **{of: row.each(of) for of in End._fields}} for row in rows]
+        for rows in found.rows.values()
+    ] == [t["rows"] for t in tables]
     assert [(r["algorithm"], r["lr"]) for r in found.runs] == [
         ("fedavg", 0.01),
         ("fedntd:2", 0.01),

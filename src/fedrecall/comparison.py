@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -40,33 +39,31 @@ class End(NamedTuple):
     bytes_down: int | None = None
     bytes_up: int | None = None
     epsilon: float | None = None
+    """What `private` spent, at ``delta``; None of a run that promises nothing."""
     delta: float | None = None
     clients_mean: float | None = None
+    """Of all clients' own accuracies, as is ``worst_tenth``, where the measure `fairness` recorded them."""
     worst_tenth: float | None = None
     at_home: bool | None = None
+    """Whether these are on the test examples from where clients are, not by their mixture of classes."""
     failed: str | None = None
+    """Why, where the run failed."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One algorithm's runs, an entry a seed: None where the run failed, or was not played to its end."""
+class Row(NamedTuple):
+    """One algorithm's runs."""
 
     name: str
-    accuracy: list[float | None]
-    forgetting: list[float | None]
-    seconds: list[float | None]
-    bytes_down: list[int | None]
-    bytes_up: list[int | None]
-    epsilon: list[float | None]
-    """What `private` spent, at ``delta``; None of a run that promises nothing."""
-    delta: list[float | None]
-    clients_mean: list[float | None]
-    """Of all clients' own accuracies, as is ``worst_tenth``, where the measure `fairness` recorded them."""
-    worst_tenth: list[float | None]
-    at_home: list[bool | None]
-    """Whether these are on the test examples from where clients are, not by their mixture of classes."""
-    failed: list[str | None]
-    """Why, where a run failed."""
+    ends: Sequence[End]
+    """One a seed."""
+
+    def each(self, of: str) -> list[Any]:
+        """What `End` calls so, of every run."""
+        return [getattr(end, of) for end in self.ends]
+
+    def known(self, of: str) -> list[Any]:
+        """The same of the runs that have one."""
+        return [value for value in self.each(of) if value is not None]
 
 
 class Planned(NamedTuple):
@@ -435,7 +432,7 @@ def rows_of(plans: Sequence[Planned], ends: Mapping[int, End]) -> dict[str, list
     for i, planned in enumerate(plans):
         found.setdefault(planned.setting, {}).setdefault(planned.name, []).append(ends.get(i, End()))
     return {
-        setting: [row(name, _of_one_kind(own, named)) for name, own in named.items()]
+        setting: [Row(name, _of_one_kind(own, named)) for name, own in named.items()]
         for setting, named in found.items()
     }
 
@@ -448,19 +445,9 @@ def _of_one_kind(own: Sequence[End], all_: Mapping[str, Sequence[End]]) -> list[
     return [e if e.at_home else e._replace(clients_mean=None, worst_tenth=None) for e in own]
 
 
-def row(name: str, ends: Sequence[End]) -> Row:
-    """What the table shows of an algorithm."""
-    return Row(name, **{field: [getattr(e, field) for e in ends] for field in End._fields})
-
-
-def known(values: Sequence[Any]) -> list[Any]:
-    """Those of the runs that have one."""
-    return [v for v in values if v is not None]
-
-
 def difference(first: Row, other: Row, of: str = "accuracy") -> Difference | None:
-    """How much higher the other's accuracy, or forgetting, is over the seeds whose runs both went through."""
-    both = zip(getattr(first, of), getattr(other, of), strict=False)
+    """How much higher that of the other is over the seeds whose runs both have one."""
+    both = zip(first.each(of), other.each(of), strict=False)
     pairs = [(a, b) for a, b in both if a is not None and b is not None]
     return paired_difference([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
 
@@ -469,10 +456,13 @@ def entries(rows: Sequence[Row], setting: str, made: Config) -> list[Entry]:
     """The rows of a setting as lines of a table in a file."""
     found = []
     for r in rows:
-        accuracy, forgetting = known(r.accuracy), known(r.forgetting)
-        entry = Entry(setting, r.name, made.rounds, accuracy, forgetting, split=made.split)
-        found.append(entry._replace(failed=len(known(r.failed))))
+        entry = Entry(setting, r.name, made.rounds, r.known("accuracy"), r.known("forgetting"))
+        entry = entry._replace(split=made.split, failed=len(r.known("failed")))
+        entry = entry._replace(clients=r.known("clients_mean"), worst_tenth=r.known("worst_tenth"))
         if r is not rows[0]:
-            gained, forgotten = (difference(rows[0], r, of) for of in ("accuracy", "forgetting"))
-            found[-1] = found[-1]._replace(against=rows[0].name, difference=gained, forgotten=forgotten)
+            gained, forgotten, fared = (
+                difference(rows[0], r, of) for of in ("accuracy", "forgetting", "clients_mean")
+            )
+            entry = entry._replace(against=rows[0].name, difference=gained, forgotten=forgotten, fared=fared)
+        found.append(entry)
     return found

@@ -32,7 +32,7 @@ from fedrecall.cli.commands.compare import tables
 from fedrecall.cli.commands.inspect import _chart, draw_partition, flowing
 from fedrecall.cli.commands.run import summarise
 from fedrecall.cli.options import gather
-from fedrecall.comparison import End, Planned, called, end, plan, row, rows_of, run_folder
+from fedrecall.comparison import End, Planned, Row, called, end, plan, rows_of, run_folder
 from fedrecall.config import Config
 from fedrecall.data import partitions
 from fedrecall.errors import UserError
@@ -425,6 +425,17 @@ def test_a_comparison_shows_how_clients_fare_where_that_was_measured(call, tmp_p
         assert (told["clients_mean"], told["worst_tenth"]) == ([last["mean"]], [last["worst_tenth"]])
         assert all(f"{100 * last[key]:.2f}" in out.split() for key in ("mean", "worst_tenth"))
     assert "clients %" in out
+    assert "clients - fedavg" in out
+    first, second = (told["clients_mean"][0] for told in rows)
+    assert f"{100 * (second - first):+.2f}" in out.split()
+    small = {w[2:]: int(v) if v.isdigit() else v for w, v in zip(SMALL[::2], SMALL[1::2], strict=True)}
+    found = fedrecall.compare("fedavg", FEDPER, out="runs", progress=False, measures=["fairness:2"], **small)
+    assert [entry.clients for entry in found.entries] == [[first], [second]]
+    found.write("t.csv")
+    fared = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
+    assert [float(row["clients"]) for row in fared] == [first, second]
+    assert float(fared[1]["clients_difference"]) == pytest.approx(second - first)
+    assert f"| {100 * second:.2f} | " in str(found)
     plain = call("compare", "fedavg", FEDPER, *SMALL, "--json", "numbers.json")[1]
     assert "clients %" not in plain
     assert [r["clients_mean"] for r in json.loads(numbers.read_text())["rows"]] == [[None]] * 2
@@ -552,7 +563,7 @@ def test_a_comparison_says_of_what_accuracy_is_where_clients_have_other_models(c
 def test_a_mean_of_fewer_seeds_than_there_are_says_so():
     whole = End(0.5, 0.1, 1.0, 1_000_000, 1_000_000, 1.0, 1e-5, 0.4, 0.25)
     without = whole._replace(epsilon=None, delta=None, clients_mean=None, worst_tenth=None)
-    rows = [row("a", [whole, without, whole]), row("b", [whole, whole, End(failed="NaN")])]
+    rows = [Row("a", [whole, without, whole]), Row("b", [whole, whole, End(failed="NaN")])]
     (wide,) = tables(rows, 3, "", 300)
     shown = {str(c.header): [str(cell) for cell in c.cells] for c in wide.columns}
     assert shown["clients %"] == ["40.00 ± 0.00 (2 of 3)", "40.00 ± 0.00"]
@@ -575,13 +586,13 @@ def test_how_clients_fare_is_not_averaged_over_runs_that_tested_them_in_unlike_w
         ([by_classes] * 4, [0.2, 0.2]),
     ):
         rows = rows_of(plans, dict(enumerate(map(of, found))))[""]
-        assert rows[0].clients_mean == kept
-        assert rows[0].at_home == ["at_home" in way for way in found[:2]]
+        assert rows[0].each("clients_mean") == kept
+        assert rows[0].each("at_home") == ["at_home" in way for way in found[:2]]
 
 
 def test_of_several_promises_the_weakest_is_shown():
     ends = [End(0.5, 0.1, 1.0, 1, 1, epsilon, 1e-5) for epsilon in (1.0, 3.0, 2.0)]
-    (wide,) = tables([row("a", ends), row("b", [End(0.5, 0.1, 1.0, 1, 1)] * 3)], 3, "", 200)
+    (wide,) = tables([Row("a", ends), Row("b", [End(0.5, 0.1, 1.0, 1, 1)] * 3)], 3, "", 200)
     assert list(wide.columns[-1].cells) == ["3.00 at 1e-05", "none"]
 
 
@@ -656,7 +667,7 @@ def test_what_an_algorithm_of_ones_own_calls_epsilon_need_not_be_of_privacy(told
 def test_a_difference_is_of_the_seeds_whose_runs_both_went_through():
     numbers = End(0.5, 0.1, 1.0, 3_000_000, 2_000_000)
     better, failed = numbers._replace(accuracy=0.75), End(failed="NaN")
-    rows = [row("a", [numbers, failed, numbers]), row("b", [better, better, failed]), row("c", [numbers])]
+    rows = [Row("a", [numbers, failed, numbers]), Row("b", [better, better, failed]), Row("c", [numbers])]
     (wide,) = tables(rows, 3, "", 200)
     shown = {str(c.header): list(c.cells) for c in wide.columns}
     assert shown["accuracy %"] == ["50.00 ± 0.00, 1 failed", "75.00 ± 0.00, 1 failed", "50.00, 2 not run"]
@@ -667,7 +678,7 @@ def test_a_difference_is_of_the_seeds_whose_runs_both_went_through():
 
 def test_two_pairs_have_no_interval_but_their_values():
     ends = [End(accuracy, 0.1, 1.0, 2_000_000, 2_000_000) for accuracy in (0.5, 0.5, 0.6, 0.9)]
-    rows = [row("a", ends[:2]), row("b", ends[2:])]
+    rows = [Row("a", ends[:2]), Row("b", ends[2:])]
     heads = {seeds: tables(rows, seeds, "", 200)[0].columns[3] for seeds in (2, 3)}
     assert {seeds: str(head.header) for seeds, head in heads.items()} == {
         2: "accuracy - a\n[both seeds]",
@@ -688,7 +699,7 @@ def test_no_number_of_a_comparison_is_cut_however_narrow_the_terminal(name, widt
         End(0.123456 * k, 0.1 / k, 0.7 * k, 3_000_000, 10, 1.25 * k, 1e-5, 0.04 * k, 0.03 * k)
         for k in (1, 2, 3)
     ]
-    rows = [row(name, ends), row("b", ends[::-1])]
+    rows = [Row(name, ends), Row("b", ends[::-1])]
     console = Console(width=width, record=True, file=io.StringIO())
     found = tables(rows, 3, "lr=0.1", width)
     for one in found:
@@ -700,10 +711,10 @@ def test_no_number_of_a_comparison_is_cut_however_narrow_the_terminal(name, widt
     assert all(said.count(cell) >= cells.count(cell) for cell in cells)
     headings = [str(column.header).split("\n")[0] for one in found for column in one.columns[1:]]
     assert headings == [
-        *("accuracy %", "forgetting", f"accuracy - {name}", "clients %", "worst tenth"),
+        *("accuracy %", "forgetting", f"accuracy - {name}", "clients %", "worst tenth", f"clients - {name}"),
         *("training s", "MB down", "MB up", "epsilon"),
     ]
-    assert (len(found) == 1) == (width > 160 or (width == 160 and name == "fedntd"))
+    assert (len(found) == 1) == (width >= 200)
 
 
 def test_paragraphs_of_a_docstring_flow_and_lists_and_commands_stay():
@@ -723,7 +734,7 @@ def test_paragraphs_of_a_docstring_flow_and_lists_and_commands_stay():
 
 def test_brackets_of_names_and_headings_are_shown(capsys):
     ends = [End(accuracy, 0.1, 1.0, 2_000_000, 2_000_000) for accuracy in (0.5, 0.5, 0.6, 0.9)]
-    Console(width=200).print(*tables([row("my[x]/a.py:A", ends[:2]), row("b", ends[2:])], 2, "", 200))
+    Console(width=200).print(*tables([Row("my[x]/a.py:A", ends[:2]), Row("b", ends[2:])], 2, "", 200))
     said = capsys.readouterr().out
     assert said.count("my[x]/a.py:A") == 2
     assert "[both seeds]" in said

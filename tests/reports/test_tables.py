@@ -87,6 +87,26 @@ def test_differences_of_forgetting_and_tests_have_columns_where_there_are_any(tm
     assert "uncorrected" not in few
 
 
+def test_how_clients_fare_has_columns_where_it_was_measured(tmp_path):
+    fared = paired_difference(BASE, OTHER)
+    held = [
+        Entry("", "a", 9, BASE, BASE, clients=BASE, worst_tenth=[0.1] * 3),
+        Entry("", "b", 9, BASE, BASE, "a", paired_difference(BASE, BASE), clients=OTHER, fared=fared),
+        Entry("", "c", 9, BASE, BASE, "a", paired_difference(BASE, BASE), clients=OTHER[:2]),
+    ]
+    head, _, first, second, third = written(tmp_path / "t.md", held).splitlines()[:5]
+    assert head.endswith("| clients (%) | worst tenth of clients (%) | clients - a |")
+    assert first.endswith("| 55.00 ± 5.00 | 10.00 ± 0.00 |  |")
+    assert (
+        f"| {100 * statistics.mean(OTHER):.2f} ± {100 * statistics.stdev(OTHER):.2f} |  | +10.00 [" in second
+    )
+    assert third.endswith("| 62.00 ± 2.83 (2) |  |  |")
+    rows = list(csv.DictReader(written(tmp_path / "t.csv", held).splitlines()))
+    assert [row["clients_difference"] for row in rows] == ["", str(fared.mean), ""]
+    assert float(rows[0]["worst_tenth"]) == pytest.approx(0.1)
+    assert rows[1]["worst_tenth"] == ""
+
+
 def test_how_many_seeds_failed_is_said(tmp_path):
     lines = written(tmp_path / "t.md", [ENTRIES[0]._replace(failed=2), ENTRIES[1]]).splitlines()
     assert (

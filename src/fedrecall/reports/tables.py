@@ -52,6 +52,12 @@ class Entry(NamedTuple):
     """The round after which the difference is; None: each run's last."""
     forgotten: Difference | None = None
     """How much more it forgets, over the same pairs after the same round."""
+    clients: Sequence[float] = ()
+    """The mean of all clients' own accuracies, one a seed, where that was measured."""
+    worst_tenth: Sequence[float] = ()
+    """The mean of the worst tenth of them."""
+    fared: Difference | None = None
+    """How much higher clients' mean accuracy is."""
 
     @property
     def unfinished(self) -> bool:
@@ -148,7 +154,21 @@ def _cells(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
         if any(e.forgotten for e in entries):
             heading = "difference of forgetting" if only is None else f"forgetting - {only}"
             columns.append((heading, [_ends(e.forgotten, 1, 3) for e in entries]))
+    if any(e.clients for e in entries):
+        columns += [
+            (f"{of}clients (%)", [_mean(e.clients, e) for e in entries]),
+            (f"{of}worst tenth of clients (%)", [_mean(e.worst_tenth, e) for e in entries]),
+        ]
+        if any(e.fared for e in entries):
+            heading = "difference of clients" if only is None else f"clients - {only}"
+            columns.append((heading, [_ends(e.fared, 100) for e in entries]))
     return [name for name, _ in columns], [list(row) for row in zip(*(c for _, c in columns), strict=True)]
+
+
+def _mean(values: Sequence[float], e: Entry) -> str:
+    """In percent, and over how many where not all of its runs have one."""
+    fewer = f" ({len(values)})" if len(values) < len(e.accuracy) else ""
+    return f"{summary(values).text(100)}{fewer}" if values else ""
 
 
 def _ends(d: Difference | None, scale: float, digits: int = 2) -> str:
@@ -178,7 +198,13 @@ def _csv(entries: Sequence[Entry]) -> str:
         row |= {name: d.get(name) for name in ("low", "high", "p", "test")}
         d = e.forgotten._asdict() if e.forgotten else {}
         row["forgetting_difference"] = d.get("mean")
-        rows.append(row | {f"forgetting_{name}": d.get(name) for name in ("low", "high", "p")})
+        row |= {f"forgetting_{name}": d.get(name) for name in ("low", "high", "p")}
+        for name, values in (("clients", e.clients), ("worst_tenth", e.worst_tenth)):
+            mean, std = summary(values)[:2] if values else (None, None)
+            row |= {name: mean, f"{name}_std": std}
+        d = e.fared._asdict() if e.fared else {}
+        row["clients_difference"] = d.get("mean")
+        rows.append(row | {f"clients_{name}": d.get(name) for name in ("low", "high", "p")})
     text = io.StringIO()
     made = csv.DictWriter(text, rows[0], lineterminator="\n")
     made.writeheader()

@@ -17,7 +17,7 @@ from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.cli import options, progress
 from fedrecall.cli.app import FAILED, NOT_NOW, app, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, several, with_config
-from fedrecall.comparison import Comparison, Planned, Row, combinations, difference, known
+from fedrecall.comparison import Comparison, End, Planned, Row, combinations, difference
 from fedrecall.errors import UserError
 from fedrecall.models.networks import MODELS
 from fedrecall.reports import tables as written
@@ -100,7 +100,11 @@ def compare_command(
         out.print(f"table: {table}", markup=False)
     if out_ is not None:
         out.print(f"run folders: {out_}", markup=False)
-    if any(known(r.failed) for of in rows.values() for r in of):
+    for name, traceback in made.errors.items():
+        err.print(f"{name}:\n{traceback}", markup=False, highlight=False, soft_wrap=True, end="")
+    if made.errors:
+        raise typer.Exit(BROKEN)
+    if any(r.known("failed") for of in rows.values() for r in of):
         raise typer.Exit(FAILED)
     if made.elsewhere:
         raise typer.Exit(NOT_NOW)
@@ -127,7 +131,7 @@ def _tell(made: Comparison) -> None:
             for shown in tables(rows, made.seeds, setting, out.width, split):
                 out.print(shown)
         for r in rows:
-            for seed, why in enumerate(r.failed, start=made.plans[0].made.seed):
+            for seed, why in enumerate(r.each("failed"), start=made.plans[0].made.seed):
                 if why is not None:
                     at = f", {setting}" if setting else ""
                     out.print(f"{r.name}{at}, seed {seed} failed: {why}", markup=False, soft_wrap=True)
@@ -140,11 +144,16 @@ def _tell(made: Comparison) -> None:
 def _numbers(made: Comparison, settings: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     """What --json holds: rows, or where settings vary the rows of each combination."""
     config = configs.as_dict(made.plans[0].made)
-    told = [[vars(r) for r in rows] for rows in made.rows.values()]
+    told = [[_all(r) for r in rows] for rows in made.rows.values()]
     if settings == [{}]:
         return {"config": config, "rows": told[0]}
     varied = [{"over": setting, "rows": rows} for setting, rows in zip(settings, told, strict=True)]
     return {"config": config, "tables": varied}
+
+
+def _all(r: Row) -> dict[str, Any]:
+    """A row, of every number a list over seeds."""
+    return {"name": r.name, **{of: r.each(of) for of in End._fields}}
 
 
 def _tell_of_what_accuracy_is(plans: Sequence[Planned]) -> None:
@@ -179,28 +188,28 @@ def _columns(rows: Sequence[Row], seeds: int, split: str) -> list[list[Column]]:
     found: list[list[Column]] = [
         [
             (f"{of}accuracy %", [_accuracies(r, seeds) for r in rows]),
-            ("forgetting", [_mean(r, seeds, r.forgetting, digits=3) for r in rows]),
-            (
-                f"accuracy - {first.name}{ends}",
-                [Text("" if r is first else _against(first, r, seeds)) for r in rows],
-            ),
+            ("forgetting", [_mean(r, seeds, "forgetting", digits=3) for r in rows]),
+            (f"accuracy - {first.name}{ends}", [Text(_against(first, r, seeds)) for r in rows]),
         ]
     ]
-    if any(known(r.clients_mean) for r in rows):
+    if any(r.known("clients_mean") for r in rows):
         found.append(
             [
-                ("clients %", [_mean(r, seeds, r.clients_mean, 100) for r in rows]),
-                ("worst tenth\nof clients %", [_mean(r, seeds, r.worst_tenth, 100) for r in rows]),
+                ("clients %", [_mean(r, seeds, "clients_mean", 100) for r in rows]),
+                ("worst tenth\nof clients %", [_mean(r, seeds, "worst_tenth", 100) for r in rows]),
             ]
         )
+        fared: list[str | Text] = [Text(_against(first, r, seeds, "clients_mean")) for r in rows]
+        if any(fared):
+            found[-1].append((f"clients - {first.name}{ends}", fared))
     found.append(
         [
-            ("training s", [_mean(r, seeds, r.seconds, digits=1) for r in rows]),
-            ("MB down", ["".join(map(progress.megabytes, known(r.bytes_down)[-1:])) for r in rows]),
-            ("MB up", ["".join(map(progress.megabytes, known(r.bytes_up)[-1:])) for r in rows]),
+            ("training s", [_mean(r, seeds, "seconds", digits=1) for r in rows]),
+            ("MB down", ["".join(map(progress.megabytes, r.known("bytes_down")[-1:])) for r in rows]),
+            ("MB up", ["".join(map(progress.megabytes, r.known("bytes_up")[-1:])) for r in rows]),
         ]
     )
-    if any(known(r.epsilon) for r in rows):
+    if any(r.known("epsilon") for r in rows):
         found[-1].append(("epsilon", [_weakest(r, seeds) for r in rows]))
     return found
 
@@ -233,24 +242,24 @@ def _room(column: Column) -> int:
 
 
 def _accuracies(r: Row, seeds: int) -> str:
-    failed = len(known(r.failed))
-    left = seeds - failed - len(known(r.accuracy))
+    failed = len(r.known("failed"))
+    left = seeds - failed - len(r.known("accuracy"))
     lacking = (f"{failed} failed" if failed else "", f"{left} not run" if left else "")
-    return ", ".join(filter(None, (_mean(r, seeds, r.accuracy, 100), *lacking)))
+    return ", ".join(filter(None, (_mean(r, seeds, "accuracy", 100), *lacking)))
 
 
 def _played(r: Row) -> bool:
-    return bool(known(r.accuracy) or known(r.failed))
+    return bool(r.known("accuracy") or r.known("failed"))
 
 
-def _mean(r: Row, seeds: int, values: Sequence[float | None], scale: float = 1.0, digits: int = 2) -> str:
-    of = known(values)
-    return summary(of).text(scale, digits) + _of_fewer(r, seeds, len(of)) if of else ""
+def _mean(r: Row, seeds: int, of: str, scale: float = 1.0, digits: int = 2) -> str:
+    known = r.known(of)
+    return summary(known).text(scale, digits) + _of_fewer(r, seeds, len(known)) if known else ""
 
 
 def _weakest(r: Row, seeds: int) -> str:
     """The weakest of the seeds' promises: their mean would promise nothing."""
-    both = zip(r.epsilon, r.delta, strict=True)
+    both = zip(r.each("epsilon"), r.each("delta"), strict=True)
     promised = [(epsilon, delta) for epsilon, delta in both if epsilon is not None and delta is not None]
     if not promised:
         return "none"
@@ -260,12 +269,12 @@ def _weakest(r: Row, seeds: int) -> str:
 
 def _of_fewer(r: Row, seeds: int, count: int) -> str:
     """How many seeds have a number, where that is not all whose runs went through."""
-    return f" ({count} of {seeds})" if count < len(known(r.accuracy)) else ""
+    return f" ({count} of {seeds})" if count < len(r.known("accuracy")) else ""
 
 
-def _against(first: Row, other: Row, seeds: int) -> str:
-    """Over the seeds whose runs both went through."""
-    d = difference(first, other)
+def _against(first: Row, other: Row, seeds: int, of: str = "accuracy") -> str:
+    """Over the seeds whose runs both have one."""
+    d = None if other is first else difference(first, other, of)
     if d is None:
         return ""
     interval = "" if d.low is None or d.high is None else f" [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
