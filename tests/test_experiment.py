@@ -581,7 +581,11 @@ def test_what_ended_a_run_stands_in_its_folder_until_it_goes_on(tmp_path, monkey
         return server
 
     folder = RunFolder(tmp_path / "run")
-    for error, reason in ((UserError("it is too far."), "it is too far."), (KeyError("w"), "KeyError: 'w'")):
+    where = f"In `aggregate` of test_experiment.py, line {aggregate.__code__.co_firstlineno + 4}."
+    for error, reason in (
+        (UserError("it is too far."), "it is too far."),
+        (KeyError("w"), f"KeyError: 'w'. {where}"),
+    ):
         made: list[int] = []
         run = Experiment(config(algorithm="fedavg", rounds=6), folder.path, resume=True)
         with monkeypatch.context() as changed:
@@ -605,7 +609,8 @@ def test_an_error_after_the_last_round_is_of_that_round(tmp_path):
     with pytest.raises(OSError, match="no room"):
         Experiment(config(rounds=2), tmp_path / "run", sinks=[Sink()]).run()
     folder = RunFolder(tmp_path / "run")
-    assert folder.fault == Fault(2, "OSError: no room")
+    line = Sink.record.__code__.co_firstlineno + 2
+    assert folder.fault == Fault(2, f"OSError: no room. In `record` of test_experiment.py:Sink, line {line}.")
     Experiment(config(rounds=2), tmp_path / "run", resume=True).run()
     assert folder.fault is None
 

@@ -20,7 +20,18 @@ import numpy as np
 import torch
 
 from fedrecall import config as configs
-from fedrecall import contracts, files, initial, own_digest, payloads, provenance, rounds, streams, trees
+from fedrecall import (
+    contracts,
+    files,
+    initial,
+    own_digest,
+    own_faults,
+    payloads,
+    provenance,
+    rounds,
+    streams,
+    trees,
+)
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.backends import open_backend
@@ -141,11 +152,14 @@ class Experiment:
         self._watching: list[Sink] = []
         self._stop: int | None = None
         self._saved = 0
+        self.broken = False
+        """Whether an error has ended its rounds."""
         if self.folder is not None:
             self._claim(self.folder, resume)
         try:
             self._build(dataset, federation, data_root)
-        except BaseException:
+        except BaseException as error:
+            own_faults.note(error)
             if self.folder is not None:
                 self.folder.release()
             raise
@@ -366,7 +380,9 @@ class Experiment:
 
     def _note(self, error: Exception) -> None:
         """Leave word in the run folder of what ends the run, if that can be written."""
-        said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        self.broken = True
+        own_faults.note(error)
+        said = own_faults.reason(error)
         if self.folder is not None:
             with suppress(OSError, UserError):
                 self.folder.fail(Fault(min(len(self.history) + 1, self.config.rounds), said))

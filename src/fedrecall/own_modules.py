@@ -13,6 +13,7 @@ from typing import Any
 
 from fedrecall import own_code
 from fedrecall.errors import Missing, UserError, shown
+from fedrecall.own_faults import WHOLE
 
 loaded_files: dict[Path, types.ModuleType] = {}
 """The module of every user's file that was loaded."""
@@ -72,10 +73,7 @@ def _not_imported(what: str, error: Exception) -> str:
     else:
         place = ""
     said = error.msg if isinstance(error, SyntaxError) else str(error)
-    return (
-        f"{what} could not be imported: {type(error).__name__}: {said}{place}; "
-        "fedrecall --debug COMMAND shows the whole traceback."
-    )
+    return f"{what} could not be imported: {type(error).__name__}: {said}{place}; {WHOLE}"
 
 
 def _load_file(path: Path, user: str) -> types.ModuleType:

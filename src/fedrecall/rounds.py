@@ -82,7 +82,12 @@ def drive(dialogue: Dialogue[T], answer: Callable[[Sequence[Job]], Iterable[Visi
     try:
         jobs = next(dialogue)
         while True:
-            jobs = dialogue.send(answer(jobs))
+            try:
+                made = answer(jobs)
+            except Exception as error:
+                jobs = dialogue.throw(error)  # where it was asked for
+            else:
+                jobs = dialogue.send(made)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
 

@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedrecall import own_modules, streams, trees
+from fedrecall import own_faults, own_modules, streams, trees
 from fedrecall.backends.backend import Job, NotStarted, Work
 from fedrecall.backends.parcels import (
     ANSWERS,
@@ -555,9 +555,10 @@ class _Link:
 
 def raise_again(failed: Failed) -> None:
     """Raise what a worker raised, with where it did so."""
-    error = failed.error if failed.error is not None else RuntimeError(failed.text.strip().splitlines()[-1])
+    error = failed.error
     if not isinstance(error, UserError):
-        error.add_note(f"In a worker process:\n{failed.text}")
+        vars(error).pop("__notes__", None)  # which are in the text
+        error.add_note(f"{own_faults.ELSEWHERE}{failed.text.rstrip()}")
     raise error
 
 

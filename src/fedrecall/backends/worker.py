@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedrecall import own_faults
 from fedrecall.backends.parcels import (
     ANSWERS,
     DATA,
@@ -49,17 +50,17 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 class Failed(NamedTuple):
     """An exception on its way to the user's process."""
 
-    error: BaseException | None
+    error: BaseException
     text: str
 
 
 def told(error: Exception) -> Failed:
-    """The exception that is being handled; its text alone where it cannot be sent and made again."""
-    text = traceback.format_exc()
+    """An exception; one that says the same where it cannot be sent and made again."""
+    text = own_faults.told(error)
     try:
         unfold(fold(error))
     except Exception:
-        return Failed(None, text)
+        return Failed(RuntimeError(f"{type(error).__name__}: {error}"), text)
     return Failed(error, text)
 
 

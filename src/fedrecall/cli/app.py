@@ -17,6 +17,7 @@ import typer.main
 import typer.models
 from rich.console import Console
 
+from fedrecall import own_faults
 from fedrecall.errors import Diverged, Interrupted, NotNow, UserError, lacks_memory
 
 COMMANDS = {
@@ -122,8 +123,9 @@ app = typer.Typer(
     suggest_commands=False,  # click does
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-MISTAKE, FAILED, NOT_NOW = 2, 3, 75
-"""Exit codes: what was asked for cannot be had (click's); a run diverged; it may do later (EX_TEMPFAIL)."""
+BROKEN, MISTAKE, FAILED, NOT_NOW = 1, 2, 3, 75
+"""Exit codes: an error in code (Python's); what was asked for cannot be had (click's); a run diverged; it may
+do later (EX_TEMPFAIL)."""
 NO_MEMORY = (
     "memory ran out. What a run folder holds is whole, and --resume goes on with it: take fewer workers, "
     "smaller batches or a smaller model."
@@ -178,9 +180,13 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if "--debug" in sys.argv or not lacks_memory(error):
+        if "--debug" in sys.argv:
             raise
-        _refuse(NO_MEMORY, NOT_NOW)
+        if lacks_memory(error):
+            _refuse(NO_MEMORY, NOT_NOW)
+        said = f"{own_faults.told(error)}{own_faults.WHOLE}"
+        err.print(said, markup=False, highlight=False, soft_wrap=True)
+        sys.exit(BROKEN)
 
 
 def _warn(
