@@ -1,6 +1,7 @@
 """Several algorithms side by side, from Python."""
 
 import csv
+import errno
 import itertools
 import json
 import sys
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 import fedrecall
 from fedrecall import config as configs
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.algorithms.fedntd import FedNTD
 from fedrecall.cli.app import app
 from fedrecall.comparison import End, called
@@ -123,6 +125,29 @@ def test_a_run_that_diverges_has_failed_and_the_others_go_on():
     assert went["failed"] is None
     assert {r["lr"] for r in found.rounds} == {0.1}
     assert "failed" in str(found)
+
+
+class Typo(FedAvg):
+    def loss(self, model, params, anchor, batch):
+        return batch.X
+
+
+def test_an_error_in_an_algorithm_ends_its_own_runs_and_is_told_of_once():
+    with pytest.warns(RuntimeWarning, match=r"Typo failed:\nTraceback.*\n.*in loss\n.*batch\.X") as told:
+        found = fedrecall.compare("fedavg", Typo, seeds=2, progress=False, **SMALL)
+    assert len([warning for warning in told if "failed" in str(warning.message)]) == 1
+    failed = [r["failed"] for r in found.runs]
+    assert failed[::2] == [None, None]
+    assert all("attribute 'X'. In `loss` of test_comparison.py:Typo, line" in why for why in failed[1::2])
+
+
+def test_what_concerns_the_machine_ends_all(monkeypatch):
+    def full(*given):
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(Typo, "loss", full)
+    with pytest.raises(OSError, match="no room"):
+        fedrecall.compare(Typo, "fedavg", progress=False, **SMALL)
 
 
 def test_what_another_process_plays_is_said(tmp_path):

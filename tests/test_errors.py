@@ -1,8 +1,12 @@
 """What is said to a user, whoever said it first."""
 
+import errno
+
 import pytest
 
-from fedrecall.errors import nearest, printable, sentence, shown
+from fedrecall import errors, files
+from fedrecall.backends.backend import NotStarted
+from fedrecall.errors import UserError, nearest, of_one_run, printable, sentence, shown
 
 
 @pytest.mark.parametrize(
@@ -39,3 +43,23 @@ def test_nothing_commands_the_terminal():
     assert printable(
         "a\x1b[2J\nb\u202e é"
     ) == "a\N{REPLACEMENT CHARACTER}[2J" + "\N{REPLACEMENT CHARACTER}b" + ("\N{REPLACEMENT CHARACTER} é")
+
+
+@pytest.mark.parametrize(
+    ("error", "alone"),
+    [
+        (UserError("`loss` returns nothing"), True),
+        (errors.Diverged("NaN"), True),
+        (AttributeError("x"), True),
+        (FileNotFoundError(errno.ENOENT, "no such file"), True),
+        (OSError(errno.ENOSPC, "disk full"), False),
+        (files.refusal(OSError(errno.ENOSPC, "disk full"))("no room"), False),
+        (files.refusal(PermissionError(errno.EACCES, "denied"))("not allowed"), False),
+        (errors.Busy("another"), False),
+        (NotStarted("workers"), False),
+        (MemoryError(), False),
+        (RuntimeError("CUDA out of memory."), False),
+    ],
+)
+def test_what_other_runs_would_not_have_either_is_not_of_one_run(error, alone):
+    assert of_one_run(error) is alone

@@ -66,9 +66,9 @@ def compare(
 
     Each has a run for each of ``seeds`` seeds; ``over`` compares them with each of these values of a setting,
     of several settings with every combination: ``over={"lr": [0.01, 0.1]}``. With ``out`` the runs are kept
-    in that folder, and those that were begun there are gone on with. A run that diverges has failed, and the
-    others go on; what stops the comparison otherwise leaves only what is in ``out``. Other settings are those
-    of `run`.
+    in that folder, and those that were begun there are gone on with. A run that diverges, or
+    that an error in its algorithm's code ends, has failed, and the others go on; what stops the comparison
+    otherwise leaves only what is in ``out``. Other settings are those of `run`.
     """
     if isinstance(seeds, bool) or not hasattr(seeds, "__index__") or operator.index(seeds) < 1:
         raise UserError(f"compare: seeds = {shown(seeds)} is to be how many runs each has, 1 or more.")
@@ -107,6 +107,8 @@ def compare(
     for folder in made.elsewhere:
         said = "is being played by another process; the same call, made again, has its numbers."
         warnings.warn(f"{folder} {said}", RuntimeWarning, stacklevel=2)
+    for name, traceback in made.errors.items():
+        warnings.warn(f"{name} failed:\n{traceback}", RuntimeWarning, stacklevel=2)
     return made
 
 

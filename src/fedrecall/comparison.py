@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedrecall import config as configs
-from fedrecall import files, own_modules, specs
+from fedrecall import files, own_faults, own_modules, specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.contracts import promise
@@ -114,6 +114,8 @@ class Comparison:
         self._datasets = _Loaded(data_root, dataset)
         self._ends: dict[int, End] = {}
         self._rounds: dict[int, list[dict[str, Any]]] = {}
+        self.errors: dict[str, str] = {}
+        """By algorithms' names, what ended the first of their runs that an error in their code has ended."""
         _check_apart(self.plans, self._folders)
         for planned, folder in zip(self.plans, self._folders, strict=True):
             check(planned.made, folder, self._datasets.of(planned.made))
@@ -122,7 +124,7 @@ class Comparison:
     def play(self, sinks: Callable[[Planned], Sequence[Sink]]) -> None:
         """Play every run but those that another process plays; ``sinks`` gives whoever is told of one.
 
-        A run that diverges has failed, and the others go on.
+        A run that diverges, or that an error in its algorithm's code ends, has failed, and the others go on.
         """
         for _ in range(2):  # a run that another process plays may be over when the others are
             places = self._left
@@ -141,10 +143,13 @@ class Comparison:
                 experiments[i] = Experiment(made, self._folders[i], resume=True, dataset=dataset, sinks=told)
         begun = list(experiments)
 
-        def ended(number: int, found: Result | Diverged) -> None:
+        def ended(number: int, found: Result | Exception) -> None:
             self._ends[begun[number]] = end(found)
             if isinstance(found, Result):
                 self._rounds[begun[number]] = [{"round": r["round"], **scalars(r)} for r in found.records]
+            elif not isinstance(found, Diverged):
+                said = f"{found}\n" if isinstance(found, UserError) else own_faults.told(found)
+                self.errors.setdefault(self.plans[begun[number]].name, said)
 
         if experiments:
             play(list(experiments.values()), ended)
@@ -411,10 +416,10 @@ def _check_apart(plans: Sequence[Planned], folders: Sequence[Path | None]) -> No
             )
 
 
-def end(result: Result | Diverged) -> End:
+def end(result: Result | Exception) -> End:
     """The numbers of a run that went through, or why it did not."""
-    if isinstance(result, Diverged):
-        return End(failed=str(result))
+    if isinstance(result, Exception):
+        return End(failed=own_faults.reason(result))
     last = result.records[-1]
     seconds = sum(h["seconds"]["train"] for h in result.records)
     sent = last["bytes_down"], last["bytes_up"]

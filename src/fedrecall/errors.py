@@ -19,7 +19,11 @@ class Gone(UserError):
     """A file that was to be read is not there: another process may have just taken it away."""
 
 
-class NotNow(UserError):
+class OfMachine(UserError):
+    """What the machine or another process does not give: other runs would not have it either."""
+
+
+class NotNow(OfMachine):
     """What failed may go well another time, without a change of what was asked for."""
 
 
@@ -105,6 +109,18 @@ def lacks_memory(error: BaseException) -> bool:
     )
 
 
+def of_one_run(error: Exception) -> bool:
+    """Whether what ended a run is in its algorithm or its numbers, so that others may go through."""
+    if isinstance(error, UserError):
+        return not isinstance(error, OfMachine)
+    of_disk = isinstance(error, OSError) and error.errno in _OF_MACHINE
+    return not (of_disk or lacks_memory(error))
+
+
+_OF_MACHINE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO),
+    *(errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EPIPE),
+)
 _NO_MEMORY = (
     *("can't allocate memory", "not enough memory", "out of memory", "could not create a memory"),
     *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from fedrecall.errors import Gone, NotNow, UserError
+from fedrecall.errors import Gone, NotNow, OfMachine, UserError
 
 
 def expanded(path: Path | str) -> Path:
@@ -188,7 +188,7 @@ def placing(path: Path) -> Iterator[None]:
 
 def refusal(error: OSError) -> type[UserError]:
     """What not being able to write is: of a full disk, something that may go well another time."""
-    return NotNow if error.errno in (errno.ENOSPC, errno.EDQUOT) else UserError
+    return NotNow if error.errno in (errno.ENOSPC, errno.EDQUOT) else OfMachine
 
 
 def check_writable(path: Path) -> None:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, SupportsIndex, overload
 from torch import Tensor
 
 from fedrecall import files, memories
-from fedrecall.errors import Busy, Gone, UserError
+from fedrecall.errors import Busy, Gone, OfMachine, UserError
 
 AGREED = "federation.json"
 AGAIN = "again.json"
@@ -93,7 +93,7 @@ class RunFolder:
             self.release()
             if isinstance(error, BlockingIOError):
                 raise Busy(f"another run is writing to {self.path}: choose another --out.") from None
-            raise UserError(
+            raise OfMachine(
                 f"{self.path} cannot be locked ({error.strerror}): give an --out on a disk that knows locks."
             ) from error
         for folder in (self.path, self.path / "checkpoints", self.path / "memories"):
@@ -112,7 +112,7 @@ class RunFolder:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(self._lock), os.stat(self.path / ".lock")):
                 return
-        raise UserError(
+        raise OfMachine(
             f"{self.path} was removed or replaced while this run wrote to it; nothing more is written there."
         )
 

@@ -18,11 +18,11 @@ from fedrecall.backends import OPTIONS
 from fedrecall.backends.backend import Job, Work
 from fedrecall.backends.vectorised import Vectorised
 from fedrecall.config import Config
-from fedrecall.errors import Diverged, Interrupted, UserError
+from fedrecall.errors import Interrupted, UserError, of_one_run
 from fedrecall.experiment import Experiment, Result, signals
 from fedrecall.ingredients import device_of
 
-Ended = Callable[[int, Result | Diverged], None]
+Ended = Callable[[int, Result | Exception], None]
 """Whoever is told how a run ended, the one at this place, as soon as it has."""
 
 
@@ -34,8 +34,8 @@ def run_together(experiments: Sequence[Experiment]) -> list[Result]:
     """
     results: dict[int, Result] = {}
 
-    def ended(i: int, end: Result | Diverged) -> None:
-        if isinstance(end, Diverged):
+    def ended(i: int, end: Result | Exception) -> None:
+        if isinstance(end, Exception):
             raise end
         results[i] = end
 
@@ -44,17 +44,19 @@ def run_together(experiments: Sequence[Experiment]) -> list[Result]:
 
 
 def play(experiments: Sequence[Experiment], ended: Ended) -> None:
-    """Play runs of one of the `stacks` to their ends; if one diverges, the others go on.
+    """Play runs of one of the `stacks` to their ends; if one fails for what is its own, the others go on.
 
     Raise Interrupted if a signal came, though it was in their last round.
     """
     if len(experiments) > 1:
         side_by_side(experiments, ended)
     else:
-        end: Result | Diverged
+        end: Result | Exception
         try:
             end = experiments[0].run()
-        except Diverged as error:
+        except Exception as error:
+            if not (experiments[0].broken and of_one_run(error)):
+                raise
             end = error
         ended(0, end)
     for experiment in experiments:
@@ -69,7 +71,7 @@ def side_by_side(experiments: Sequence[Experiment], ended: Ended) -> None:
     left = dict(enumerate(experiments))
     stopped: Interrupted | None = None
 
-    def over(i: int, end: Result | Diverged) -> None:
+    def over(i: int, end: Result | Exception) -> None:
         left.pop(i).close()
         ended(i, end)
 
@@ -83,10 +85,13 @@ def side_by_side(experiments: Sequence[Experiment], ended: Ended) -> None:
                 asked: dict[int, Sequence[Job]] = {}
                 for i, answer in answers.items():
                     try:
-                        asked[i] = loops[i].send(answer)
+                        failed = isinstance(answer, Exception)
+                        asked[i] = loops[i].throw(answer) if failed else loops[i].send(answer)
                     except StopIteration as done:
                         over(i, done.value)
-                    except Diverged as error:
+                    except Exception as error:
+                        if not of_one_run(error):
+                            raise
                         over(i, error)
                     except Interrupted as interrupted:  # the others finish their rounds, too
                         stopped = interrupted
@@ -97,11 +102,18 @@ def side_by_side(experiments: Sequence[Experiment], ended: Ended) -> None:
                     if tasks and number not in backends:
                         backends[number] = open_vectorised(experiments[members[0]].config, works[members[0]])
                     if tasks:
-                        made = backends[number].map_all([(works[i], job) for i, job in tasks])
-                        started.append((tasks, made))
+                        try:
+                            made = backends[number].map_all([(works[i], job) for i, job in tasks])
+                        except Exception as error:
+                            answers |= dict.fromkeys((i for i, _ in tasks), error)
+                        else:
+                            started.append((tasks, made))
                 for tasks, made in started:
-                    for (i, _), visit in zip(tasks, made, strict=True):
-                        answers[i].append(visit)
+                    try:
+                        for (i, _), visit in zip(tasks, made, strict=True):
+                            answers[i].append(visit)
+                    except Exception as error:  # of the step that they share
+                        answers |= dict.fromkeys((i for i, _ in tasks), error)
     finally:
         for backend in backends.values():
             backend.close()

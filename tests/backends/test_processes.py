@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import pickle
+import re
 import resource
 import select
 import signal
@@ -25,7 +26,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrecall import own_modules, trees
+from fedrecall import own_faults, own_modules, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg, Memory
 from fedrecall.algorithms.fedntd import FedNTD
@@ -39,7 +40,7 @@ from fedrecall.backends.serial import Serial
 from fedrecall.data.augmentation import Augmentation
 from fedrecall.data.federation import Federation
 from fedrecall.data.store import Dataset, Split
-from fedrecall.errors import NotNow, UserError
+from fedrecall.errors import NotNow, OfMachine, UserError, of_one_run
 from fedrecall.models.model import Model
 from fedrecall.models.networks import build
 from fedrecall.training import Recipe
@@ -471,7 +472,7 @@ def test_a_limit_at_the_start_of_workers_is_a_sentence(number, said, opened, mon
 
 @pytest.mark.parametrize(
     ("number", "said", "kind"),
-    [(errno.EAGAIN, "ulimit -u", UserError), (errno.ENOMEM, "limit of memory", NotNow)],
+    [(errno.EAGAIN, "ulimit -u", OfMachine), (errno.ENOMEM, "limit of memory", NotNow)],
 )
 def test_a_fork_that_fails_is_a_sentence(number, said, kind, opened, monkeypatch):
     def refuse():
@@ -748,6 +749,14 @@ def test_an_exception_in_a_hook_arrives(kind, error, words, opened):
     with pytest.raises(error, match=words) as caught:
         list(opened(w).map(jobs(w)))
     assert isinstance(caught.value, NotNow) == (kind == "greedy")  # the same may go well another time
+    assert of_one_run(caught.value) == (kind in ("plain", "user", "odd"))
+    if kind in ("plain", "odd"):
+        told = own_faults.told(caught.value).splitlines()
+        (place,) = [text for text in told if text.startswith("  File")]
+        assert place.endswith("in prepare")
+        line = re.search(r"line (\d+)", place)[1]
+        assert told[-1] == f"In `prepare` of test_processes.py:Raises, line {line}."
+        assert own_faults.reason(caught.value).endswith(told[-1])
 
 
 def test_workers_have_the_code_that_was_loaded_whatever_the_file_says_since(tmp_path, opened):

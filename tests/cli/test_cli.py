@@ -551,6 +551,56 @@ def test_a_comparison_of_files_is_kept_where_a_report_finds_it(call, tmp_path):
     assert "mine.py:Mine and ./mine.py:Mine would be kept in one folder, all/mine.py-Mine-seed0" in err
 
 
+BROKEN = """
+from dataclasses import dataclass
+from pathlib import Path
+from fedrecall import FedAvg
+
+@dataclass(frozen=True)
+class Typo(FedAvg):
+    def loss(self, model, params, anchor, batch):
+        return super().loss(model, params, anchor, batch) if Path("mended").exists() else batch.X
+
+@dataclass(frozen=True)
+class Several(FedAvg):
+    def loss(self, model, params, anchor, batch):
+        return model(params, batch.x)[:, 0]
+"""
+
+
+@pytest.mark.parametrize("backend", ["serial", "vectorised"])
+def test_an_error_in_an_algorithm_ends_its_own_runs_alone(call, tmp_path, backend):
+    (tmp_path / "mine.py").write_text(BROKEN)
+    asked = ["compare", "mine.py:Typo", "fedavg", "mine.py:Several", *SMALL, "--seeds", "2", "--out", "all"]
+    asked += ["--backend", backend, "--json", "t.json"]
+    code, out, err = call(*asked)
+    assert code == 1
+    where = "In `loss` of mine.py:Typo, line 9."
+    why = f"AttributeError: 'Batch' object has no attribute 'X'. {where}"
+    assert [f"mine.py:Typo, seed {seed} failed: {why}" in out for seed in (0, 1)] == [True, True]
+    assert err.count("Traceback") == err.count("batch.X") == err.count(where) == 1
+    typo, fedavg, several = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert typo["failed"] == [why, why]
+    assert all("must be one number" in said for said in several["failed"])
+    assert RunFolder(tmp_path / "all" / "mine.py-Typo-seed1").fault.reason == why
+    call("compare", "fedavg", *SMALL, "--seeds", "2", "--backend", backend, "--json", "alone.json")
+    (alone,) = json.loads((tmp_path / "alone.json").read_text())["rows"]
+    assert fedavg["accuracy"] == alone["accuracy"]
+    (tmp_path / "mended").touch()
+    assert call(*asked)[0] == 1  # of the other one
+    typo, again, _ = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert typo["accuracy"] == fedavg["accuracy"] == again["accuracy"]
+
+
+def test_an_unexpected_error_is_shown_from_ones_own_code_on(call, tmp_path):
+    (tmp_path / "mine.py").write_text(BROKEN)
+    code, _, err = call("run", "--algorithm", "mine.py:Typo", *SMALL, "--backend", "serial")
+    assert code == 1
+    said = "In `loss` of mine.py:Typo, line 9. fedrecall --debug COMMAND shows the whole traceback."
+    assert err.endswith(f"AttributeError: 'Batch' object has no attribute 'X' {said}")
+    assert err.count("File ") == 1
+
+
 def test_a_comparison_says_of_what_accuracy_is_where_clients_have_other_models(call):
     code, out, _ = call("compare", "fedavg", FEDPER, *SMALL)
     assert code == 0

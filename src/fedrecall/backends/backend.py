@@ -6,12 +6,12 @@ from typing import Any, NamedTuple, Protocol
 
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.data.federation import Federation
-from fedrecall.errors import UserError
+from fedrecall.errors import OfMachine
 from fedrecall.models.model import Model
 from fedrecall.training import Recipe, Visit
 
 
-class NotStarted(UserError):
+class NotStarted(OfMachine):
     """Worker processes could not be started."""
 
 

@@ -52,7 +52,7 @@ from fedrecall.backends.parcels import (
 from fedrecall.backends.places import Places, importable
 from fedrecall.backends.serial import Serial
 from fedrecall.backends.worker import STOPS, Failed
-from fedrecall.errors import NotNow, UserError
+from fedrecall.errors import NotNow, OfMachine, UserError
 from fedrecall.memories import CACHE_BYTES
 from fedrecall.processors import cores
 from fedrecall.training import Visit
@@ -99,7 +99,7 @@ def _limits_told() -> Iterator[None]:
         limits[errno.ENOMEM] = "memory is reached: free some"
         if error.errno not in limits:
             raise
-        raise (NotNow if error.errno == errno.ENOMEM else UserError)(
+        raise (NotNow if error.errno == errno.ENOMEM else OfMachine)(
             f"the limit of {limits[error.errno]}, or use fewer workers or the serial backend, "
             "which need fewer."
         ) from error
@@ -411,7 +411,7 @@ class Processes:
         link.ended[worker.place] += 1
         if link.ended[worker.place] >= ATTEMPTS:
             client = link.jobs[worker.place].client
-            raise (NotNow if status == errno.ENOMEM else UserError)(
+            raise (NotNow if status == errno.ENOMEM else OfMachine)(
                 f"the visit of client {client} ended its worker process {ATTEMPTS} times, the last time "
                 f"{_cause(status)}: use fewer workers or smaller batches if memory ran out, or the serial "
                 "backend to see what happens."

@@ -35,7 +35,7 @@ from fedrecall.backends.parcels import Folded, Unsendable, fold, unfold
 from fedrecall.backends.places import Places
 from fedrecall.backends.processes import ATTEMPTS, PATIENCE, SLOWER, raise_again
 from fedrecall.backends.worker import Failed, told, unsent
-from fedrecall.errors import UserError, lacks_memory
+from fedrecall.errors import OfMachine, UserError, lacks_memory
 from fedrecall.processors import cores
 from fedrecall.specs import POSITIVE
 from fedrecall.training import Visit, visit
@@ -342,7 +342,7 @@ class RayCluster:
     def _hand_out(self, link: _Link) -> None:
         """Give every idle actor the longest visit that waits, and hire while visits wait for actors."""
         if self._closed:
-            raise UserError("this backend was closed.")
+            raise OfMachine("this backend was closed.")
         for member in [m for m in self._members if m.ready and m.place is None]:
             if not link.waiting or self._must_wait(link):
                 return
@@ -408,7 +408,7 @@ class RayCluster:
                 self._lost(member, link, None)
         if not busy and now - max(link.alive, *(m.since for m in self._members)) > STARTING:
             _, fit, free = self._cluster.room(self._memory)
-            raise UserError(
+            raise OfMachine(
                 f"Ray started no actor within {STARTING:.0f} s: the cluster now has room for {fit} of "
                 f"{self._memory / 2**30:.1f} GiB of memory each, and {free} are free. Look at `ray status`."
             )
@@ -420,14 +420,14 @@ class RayCluster:
         if place is None:
             link.stillborn += 1
             if link.stillborn > ATTEMPTS * self.count:
-                raise UserError(f"Ray could not start actors: {_first_lines(error)}")
+                raise OfMachine(f"Ray could not start actors: {_first_lines(error)}")
             return
         link.waiting.appendleft(place)
         if not hired_here:  # it may have died long before it was asked
             return
         link.ended[place] += 1
         if link.ended[place] >= ATTEMPTS:
-            raise UserError(
+            raise OfMachine(
                 f"the visit of client {link.jobs[place].client} ended its actor {ATTEMPTS} times, the last "
                 f"time so: {_first_lines(error)} Use fewer workers or smaller batches if memory ran out, or "
                 "the serial backend to see what happens."
@@ -475,8 +475,8 @@ def _training_data(federation: Any) -> Any:
     return replace(federation, dataset=dataset, auxiliary_part=None)
 
 
-def _explained(error: Any) -> UserError:
-    return UserError(
+def _explained(error: Any) -> OfMachine:
+    return OfMachine(
         f"an actor could not be used: {_first_lines(error)} fedrecall and its requirements must be installed "
         "on every node of the cluster, in the same versions."
     )

@@ -306,7 +306,9 @@ def _run(
         experiments.append(Experiment(p.config, p.folder, resume=True, dataset=dataset, sinks=sinks))
         keepers.append(keeper)
 
-    def ended(number: int, end: Result | Diverged) -> None:
+    def ended(number: int, end: Result | Exception) -> None:
+        if isinstance(end, Exception) and not isinstance(end, Diverged):
+            raise end
         if isinstance(end, Diverged):
             keepers[number].failed(str(end))
             pace.over([stack[number]])

@@ -15,7 +15,7 @@ from fedrecall import files
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.cli import options, progress
-from fedrecall.cli.app import FAILED, NOT_NOW, app, out
+from fedrecall.cli.app import BROKEN, FAILED, NOT_NOW, app, err, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, several, with_config
 from fedrecall.comparison import Comparison, End, Planned, Row, combinations, difference
 from fedrecall.errors import UserError
@@ -68,7 +68,8 @@ def compare_command(
 ) -> None:
     """Train several algorithms over the same federation and print them side by side.
 
-    A run that diverges is shown as failed, and the others go on.
+    A run that diverges, or that an error in an algorithm of your own ends, is shown as failed, and the others
+    go on.
 
     Example: fedrecall compare fedavg fedntd --dataset digits --clients 20 --sample 5 --rounds 20 --seeds 3
     --over partition=iid,lda:0.1 --over lr=0.01,0.1
