@@ -138,9 +138,14 @@ class Comparison:
         dataset = self._datasets.of(self.plans[places[0]].made)
         experiments: dict[int, Experiment] = {}
         for i in places:
-            made, told = self.plans[i].made, sinks(self.plans[i])
+            planned, place = self.plans[i], self._folders[i]
+            folder = RunFolder(place) if place is not None else None
             with suppress(Busy):
-                experiments[i] = Experiment(made, self._folders[i], resume=True, dataset=dataset, sinks=told)
+                if folder is not None:
+                    folder.acquire()
+                resume = folder is not None and folder.recorded  # one that has recorded nothing is begun anew
+                told = sinks(planned)
+                experiments[i] = Experiment(planned.made, folder, resume=resume, dataset=dataset, sinks=told)
         begun = list(experiments)
 
         def ended(number: int, found: Result | Exception) -> None:

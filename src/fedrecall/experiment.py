@@ -664,6 +664,8 @@ def check(config: Config, out: Path | None, dataset: Dataset) -> None:
     Nothing is written, and nothing kept of what is built.
     """
     folder, given = RunFolder(out) if out is not None else None, None
+    if folder is not None and not folder.recorded:
+        folder = None  # it is begun anew
     if folder is not None and folder.started:
         _check_same(folder, config)
         starts = provenance.starts(folder.path / "made.json")

@@ -592,6 +592,26 @@ def test_an_error_in_an_algorithm_ends_its_own_runs_alone(call, tmp_path, backen
     assert typo["accuracy"] == fedavg["accuracy"] == again["accuracy"]
 
 
+def test_a_run_of_a_comparison_that_has_recorded_nothing_is_begun_anew(call, tmp_path):
+    (tmp_path / "mine.py").write_text(BROKEN)
+    asked = ("compare", "mine.py:Typo", *SMALL, "--backend", "serial", "--out", "all")
+    made = tmp_path / "all" / "mine.py-Typo-seed0" / "made.json"
+
+    def begun_with_other_code():
+        starts = files.read_json(made)
+        starts[-1]["code"] = dict.fromkeys(starts[-1]["code"], "0123456789abcdef0123456789abcdef")
+        files.write_json(made, starts)
+
+    assert call(*asked)[0] == 1
+    begun_with_other_code()
+    (tmp_path / "mended").touch()
+    assert call(*asked)[0] == 0
+    begun_with_other_code()
+    code, _, err = call(*asked)
+    assert code == 2
+    assert "was begun with other code" in err
+
+
 def test_an_unexpected_error_is_shown_from_ones_own_code_on(call, tmp_path):
     (tmp_path / "mine.py").write_text(BROKEN)
     code, _, err = call("run", "--algorithm", "mine.py:Typo", *SMALL, "--backend", "serial")
