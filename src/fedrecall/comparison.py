@@ -373,13 +373,14 @@ def plan(
         over[key.removeprefix("training.")] = value if number else _words(key, value)
     said = ", ".join(f"{key}={_words(key, value)}" for key, value in over.items())
     needed = max(ALGORITHMS.make(algorithm).auxiliary_per_class for algorithm in algorithms.values())
-    one = next(iter(algorithms.values()))
-    first = configs.make({**base, "algorithm": one, "auxiliary_per_class": needed}).seed
+    held = base.get("auxiliary_per_class")  # None is as if nothing were said
+    base = {**base, "auxiliary_per_class": needed if held is None else held}
+    first = configs.make({**base, "algorithm": next(iter(algorithms.values()))}).seed
     return [
         Planned(
             name,
             said,
-            configs.make({"auxiliary_per_class": needed, **base, "algorithm": algorithm, "seed": first + k}),
+            configs.make({**base, "algorithm": algorithm, "seed": first + k}),
             over,
         )
         for k in range(seeds)

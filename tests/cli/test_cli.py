@@ -497,7 +497,9 @@ def test_all_of_a_comparison_spare_the_examples_that_one_of_them_needs():
         (n, n, s) for s in (3, 4) for n in names
     ]
     assert {p.made.auxiliary_per_class for p in made} == {needed}
-    assert {p.made.auxiliary_per_class for p in plan(called(names), {"auxiliary_per_class": 7}, 1)} == {7}
+    for said, held in ((7, 7), (None, needed)):
+        runs = plan(called(names), {"auxiliary_per_class": said}, 1)
+        assert {p.made.auxiliary_per_class for p in runs} == {held}
 
 
 def planned(name, setting=""):
