@@ -267,9 +267,22 @@ class ToldMore(Told):
 
 def test_what_an_init_takes_is_no_setting_unless_it_is_a_field():
     for kind in (Told, ToldMore):
-        with pytest.raises(UserError, match=r"its mu would be no settings: make them fields.*mu: float = 1"):
-            kind(0.3)
-        assert ALGORITHMS.make(f"{__name__}:{kind.__name__}").mu == 0.5  # a constant, as it ever was
+        name, said = (
+            f"{__name__}:{kind.__name__}",
+            r"its mu would be no settings: make them fields.*mu: float = 1",
+        )
+        for give in (
+            lambda kind=kind: kind(0.3),
+            lambda name=name: ALGORITHMS.make(f"{name}:0.3"),
+            lambda name=name: ALGORITHMS.make({"name": name, "mu": 0.3}),
+        ):
+            with pytest.raises(UserError, match=said):
+                give()
+        with pytest.raises(UserError, match="has no 'nu'; it has no settings"):
+            ALGORITHMS.make(f"{name}:nu=0.3")
+        specs._tell_init.cache_clear()
+        with pytest.warns(RuntimeWarning, match=said):
+            assert ALGORITHMS.make(name).mu == 0.5  # a constant, as it ever was
     with pytest.raises(UserError, match=r"Initialised: its mu = 0\.3 is no setting.*make it a field"):
         REGISTRY.make(Initialised(0.3))
     assert REGISTRY.make(Counted(3, share=0.1)).count == 3
@@ -340,7 +353,8 @@ def test_what_is_made_anew_each_time_or_rounded_is_no_lost_setting():
         assert json.loads(json.dumps(spec))["sides"] == ["left", "right"]
     with pytest.raises(UserError, match="class Written: its table would be no settings"):
         Written(0.3, table=torch.ones(2))
-    assert ALGORITHMS.make(Written(0.3)).mu == 0.3
+    with pytest.warns(RuntimeWarning, match="class Written: its table would be no settings"):
+        assert ALGORITHMS.make(Written(0.3)).mu == 0.3
 
 
 class Hooks(FedAvg):

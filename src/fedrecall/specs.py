@@ -149,6 +149,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     checked = {}
     for key, value in values.items():
         if key not in known:
+            _check_init(cls, (), {key: value})
             others = nearest(str(key), known) if known else "it has no settings."
             raise UserError(f"{where} has no {key!r}; {others}")
         checked[key] = check(known[key], value, where)
@@ -362,13 +363,19 @@ class Registry:
     def make(self, spec: Any, **overrides: Any) -> Any:
         """An instance from ``name``, ``name:value,key=value``, a mapping with a ``name``, a class, or one."""
         name, values = self.placed(spec)
-        return build(self.cls(name), values | overrides, f"{self.kind} {name}")
+        cls = self.cls(name)
+        made: Any = build(cls, values | overrides, f"{self.kind} {name}")
+        if self.base is not None:
+            _tell_init(cls)
+        return made
 
     def placed(self, spec: Any) -> tuple[str, dict[str, Any]]:
         """Name and values of a spec, these by their fields' names; they may be wrong or too few."""
         name, positional, values = self.parse(spec)
-        names = [f.name for f in fields(self.cls(name))]
+        cls = self.cls(name)
+        names = [f.name for f in fields(cls)]
         if len(positional) > len(names):
+            _check_init(cls, positional, {})
             raise UserError(f"{self.kind} {name} takes at most {len(names)} values, got {len(positional)}.")
         placed = dict(zip(names, positional, strict=False))
         twice = next((key for key in placed if key in values), None)
@@ -597,8 +604,8 @@ class Declared:
         """What was given is for the dataclass's own ``__init__``."""
         kind: Any = cls
         _check_declared(f"class {cls.__qualname__}", kind)
-        if (given or named) and (own := _own_init(kind)) is not None:
-            _check_kept(cls, own, given, named)
+        if given or named:
+            _check_init(kind, given, named)
         return super().__new__(cls)
 
 
@@ -670,19 +677,37 @@ def _own_init(cls: type) -> inspect.Signature | None:
     return None if made else inspect.signature(init)
 
 
-def _check_kept(cls: type, init: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+def _check_init(cls: type, given: Sequence[Any], named: Mapping[str, Any]) -> None:
     """Raise UserError if an ``__init__`` is given what is no field: made again, it will not be given it."""
+    if (init := _own_init(cls)) is None:
+        return
     try:
-        taken = list(init.bind(None, *given, **named).arguments)[1:]
+        taken = list(init.bind_partial(None, *given, **named).arguments)[1:]
     except TypeError:  # as it will say itself
         return
+    if said := _unheard(cls, init, taken):
+        raise UserError(said)
+
+
+@cache  # to tell it once
+def _tell_init(cls: type) -> None:
+    """Warn of an ``__init__`` that could be given what is no field."""
+    init = _own_init(cls)
+    if init is not None and (said := _unheard(cls, init, list(init.parameters)[1:])):
+        warnings.warn(said, RuntimeWarning, stacklevel=2)
+
+
+def _unheard(cls: type, init: inspect.Signature, taken: Sequence[str]) -> str:
+    """The sentence for those parameters of an ``__init__`` that are no fields, if there are any."""
     known = {f.name for f in fields(cls)} if dataclasses.is_dataclass(cls) else set()
     several = {n for n, p in init.parameters.items() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    if lost := [name for name in taken if name not in known | several]:
-        raise UserError(
-            f"class {cls.__qualname__}: its {', '.join(lost)} would be no settings: make them fields of the "
-            f"class, as in {lost[0]}: float = 1.0, in place of __init__, and {_decorate(cls.__name__)}"
-        )
+    lost = [name for name in taken if name not in known | several]
+    if not lost:
+        return ""
+    return (
+        f"class {cls.__qualname__}: its {', '.join(lost)} would be no settings: make them fields of the "
+        f"class, as in {lost[0]}: float = 1.0, in place of __init__, and {_decorate(cls.__name__)}"
+    )
 
 
 def _decorate(name: str) -> str:
