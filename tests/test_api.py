@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 
 import fedrecall
+from fedrecall import config as configs
 from fedrecall.cli import progress
 from fedrecall.data.datasets import load
 from fedrecall.errors import UserError
@@ -80,6 +81,36 @@ def test_the_same_call_begins_a_run_and_goes_on_with_it(tmp_path):
     whole = fedrecall.run(rounds=2, **SMALL)
     assert (len(first.history), len(again.history)) == (1, 2)
     assert all(torch.equal(again.weights.params[n], w) for n, w in whole.weights.params.items())
+
+
+SCALED = """
+from dataclasses import dataclass, field
+from fedrecall import FedAvg
+
+@dataclass(frozen=True)
+class Scaled(FedAvg):
+    of: dict[int, float] = field(default_factory=dict)
+
+    def loss(self, model, params, anchor, batch):
+        return super().loss(model, params, anchor, batch) * self.of.get(1, 1.0)
+"""
+
+
+def test_a_mapping_by_numbers_is_the_same_after_a_resume(tmp_path):
+    (tmp_path / "scaled.py").write_text(SCALED)
+    given = SMALL | {
+        "algorithm": {"name": f"{tmp_path}/scaled.py:Scaled", "of": {1: 10.0}},
+        "progress": False,
+    }
+    straight = fedrecall.run(rounds=2, **given)
+    fedrecall.run(tmp_path / "run", rounds=1, **given)
+    resumed = fedrecall.run(tmp_path / "run", resume=True, rounds=2, **given)
+    assert resumed.history[-1]["class_accuracy"] == straight.history[-1]["class_accuracy"]
+    assert fedrecall.run(rounds=2, **given | {"algorithm": "fedavg"}).accuracy != straight.accuracy
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert configs.begun(saved).algorithm["of"] == {1: 10.0}
+    asked = {"algorithm": given["algorithm"]}  # as a file asks for it that is given again
+    assert configs.begun(configs.merged(saved, asked)).algorithm["of"] == {1: 10.0}
 
 
 def test_data_that_were_given_are_augmented_as_those_of_their_name():

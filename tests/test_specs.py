@@ -6,11 +6,12 @@ import math
 import sys
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NewType, TypedDict
 
 import numpy as np
 import pytest
@@ -316,6 +317,7 @@ class Clipped(FedAvg):
     def __post_init__(self) -> None:
         object.__setattr__(self, "mu", min(self.mu, 1.0))
         object.__setattr__(self, "_drawn", object())
+        object.__setattr__(self, "_noted", {})
 
     @cached_property
     def half(self) -> float:
@@ -367,6 +369,7 @@ def test_an_instance_is_the_one_that_is_made_of_its_settings():
             Config(algorithm=given)
     given = Clipped(np.float32(3), Side.RIGHT, [1, ("a", None), {"b": 0.5}])
     assert given.half == 0.5
+    given._noted[0] = torch.ones(2)
     spec = Config(algorithm=given).algorithm
     assert ALGORITHMS.make(json.loads(json.dumps(spec))) == replace(given, more=[1, ["a", None], {"b": 0.5}])
     plain = Hooks()
@@ -385,6 +388,113 @@ def test_a_setting_that_no_file_could_hold_is_refused_before_a_run(value):
             UserError, match=r"Clipped: more = .* cannot be written down: give numbers, texts"
         ):
             Config(algorithm=given)
+
+
+class Held(TypedDict):
+    rate: float
+
+
+Rate = NewType("Rate", float)
+
+
+@dataclass(frozen=True)
+class Mapped(FedAvg):
+    """Mappings of every kind."""
+
+    rates: Mapping[str, Annotated[float, Range(0)]] = field(default_factory=dict)
+    numbered: dict[int, float] = field(default_factory=dict)
+    sides: dict[Side, tuple[int, ...]] | None = None
+    within: dict[str, dict[int, bool]] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=dict)
+    usual: dict[str, Rate] = field(default_factory=lambda: {"a": 0.5, "b": 1.0})
+    free: dict = field(default_factory=dict)
+    some: Sequence[float] = ()
+    several: list = field(default_factory=list)
+    pair: tuple = ()
+
+
+MAPPED = f"{__name__}:Mapped"
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        ("rates", {"fc1.weight": 0.5, "": 1.0}),
+        ("numbered", {1: 10.0, -3: 0.25}),
+        ("sides", {Side.LEFT: (1, 2), Side.RIGHT: ()}),
+        ("within", {"a": {0: True, 7: False}, "b": {}}),
+        ("held", {"a": {"rate": 0.5}}),
+        ("free", {"a": {"b": [1, "x"]}}),
+        ("some", (0.5, 2.0)),
+        ("several", [0.5, {"a": 1}]),
+        ("pair", (1, "x")),
+    ],
+)
+def test_lists_and_mappings_are_what_they_were_when_a_file_gives_them_back(key, given):
+    made = ALGORITHMS.make(Mapped(**{key: given}))
+    assert getattr(made, key) == given
+    read = json.loads(json.dumps(ALGORITHMS.spec(made)))
+    assert getattr(ALGORITHMS.make(read), key) == given
+    assert ALGORITHMS.spec(ALGORITHMS.make(read)) == ALGORITHMS.spec(made)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"free": {1: 10.0}}, r"free = {1: 10.0} would be {'1': 10.0} when the run is resumed: say what"),
+        ({"several": [{None: 1}]}, r"several = \[{None: 1}\] would be \[{'null': 1}\] when"),
+    ],
+)
+def test_keys_that_a_file_would_change_are_refused_before_a_run(given, said):
+    with pytest.raises(UserError, match=said):
+        Config(algorithm={"name": MAPPED, **given})
+    with pytest.raises(UserError, match=said):
+        ALGORITHMS.make(Mapped(**given))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rates": {"fc1": "fast"}}, "rates = {'fc1': 'fast'} is not a mapping from text to a number >= 0."),
+        ({"rates": {"fc1": -1}}, "rates = {'fc1': -1} is not a mapping from text to a number >= 0."),
+        ({"rates": {1: 0.5}}, "rates = {1: 0.5} is not a mapping from text to"),
+        ({"rates": [0.5]}, "rates = [0.5] is not a mapping"),
+        ({"rates": "{fc1: 1}"}, """>= 0, written as {"KEY": VALUE}."""),
+        ({"numbered": {1: 0.5, "1": 0.5}}, "is not a mapping from a whole number to a number."),
+        ({"within": {"a": {0: "x"}}}, "to a mapping from a whole number to true or false."),
+        ({"free": "x"}, "free = 'x' is not a mapping, written as"),
+        ({"some": "0.1,0.2"}, "some = '0.1,0.2' is not a list of a number, written as 0.1+0.2."),
+        ({"several": 3}, "several = 3 is not a list."),
+    ],
+)
+def test_what_a_mapping_holds_is_checked_as_any_value_is(given, said):
+    with pytest.raises(UserError) as caught:
+        ALGORITHMS.make({"name": MAPPED, **given})
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "held"),
+    [
+        ('rates={"fc1.weight": 0.25, "a=b": 1}', "rates", {"fc1.weight": 0.25, "a=b": 1.0}),
+        ("rates={}", "rates", {}),
+        ("some=0.5+2", "some", (0.5, 2.0)),
+        ("some=[0.5, 2]", "some", (0.5, 2.0)),
+        ("several=0.5+b", "several", ["0.5", "b"]),
+    ],
+)
+def test_lists_and_mappings_can_be_written_in_a_spec(text, key, held):
+    assert getattr(ALGORITHMS.make(f"{MAPPED}:{text}"), key) == held
+
+
+@dataclass(frozen=True)
+class Frozen(FedAvg):
+    names: frozenset[str] = frozenset({"a"})
+
+
+def test_a_type_that_no_setting_can_have_is_said_to_be_none():
+    with pytest.raises(UserError, match=r"names = frozenset\({'a'}\) cannot be written down: give numbers"):
+        Config(algorithm=Frozen)
 
 
 @dataclass(frozen=True)

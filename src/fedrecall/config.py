@@ -331,8 +331,9 @@ def merged(begun: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
     """
     if given.get("name", begun.get("name")) != begun.get("name"):
         return dict(given)
-    result = dict(begun)
+    result = {str(key): value for key, value in begun.items()}  # as JSON has them, also of a mapping's own
     for key, value in given.items():
+        key = str(key)
         old = result.get(key)
         result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return result

@@ -25,7 +25,7 @@ import textwrap
 import types
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -36,6 +36,11 @@ from fedrecall.own_modules import findable, module_at, origin
 
 ALIKE = 0.85
 """How much of two names must be the same, of 1, for one to be the other misspelt."""
+
+LISTS = (list, tuple, Sequence, Collection, Iterable)
+MAPPINGS = (dict, Mapping, MutableMapping)
+UNIONS = (typing.Union, types.UnionType)
+BRACKETS = (("(", ")"), ("[", "]"), ("{", "}"))
 
 T = TypeVar("T")
 
@@ -89,6 +94,16 @@ class Field:
         """In words, what values the field takes."""
         return " and ".join(filter(None, [_words(self.type), str(self.range or "")]))
 
+    @property
+    def how(self) -> str:
+        """To be said after `allowed`: how a list or a mapping is written as a text."""
+        if _inside(self.type, MAPPINGS) is not None:
+            return ', written as {"KEY": VALUE}'
+        if (inner := _inside(self.type, LISTS)) is not None:
+            two = {float: "0.1+0.2", int: "1+2", bool: "true+false"}
+            return f", written as {two.get(_unmarked(inner[0])[0], 'a+b') if inner else 'a+b'}"
+        return ""
+
 
 def fields(cls: type) -> tuple[Field, ...]:
     """The parameters of a dataclass: type, range, default, and the docstring under each."""
@@ -106,15 +121,30 @@ def _read_fields(cls: type) -> tuple[Field, ...]:
     for f in dataclasses.fields(cls):
         if not f.init:
             continue
-        hint, limit = hints[f.name], None
-        if typing.get_origin(hint) is typing.Annotated:
-            hint, *marks = typing.get_args(hint)
-            limit = next((m for m in marks if isinstance(m, Range)), None)
+        hint, limit = _unmarked(hints[f.name])
         default = f.default
         if default is dataclasses.MISSING and f.default_factory is not dataclasses.MISSING:
             default = f.default_factory()
         found.append(Field(f.name, hint, limit, default, cls))
     return tuple(found)
+
+
+def _unmarked(hint: Any) -> tuple[Any, Range | None]:
+    """A type without the name and the marks that it was given, and the range that is one of these."""
+    hint = dict[str, Any] if typing.is_typeddict(hint) else getattr(hint, "__supertype__", hint)
+    if typing.get_origin(hint) is not typing.Annotated:
+        return hint, None
+    hint, *marks = typing.get_args(hint)
+    return hint, next((m for m in marks if isinstance(m, Range)), None)
+
+
+def _inside(hint: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What a type of one of these kinds, or one in a union, holds: of a mapping keys and values."""
+    hint, _ = _unmarked(hint)
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in UNIONS:
+        return next((held for part in inner if (held := _inside(part, kinds)) is not None), None)
+    return inner if kind in kinds else None
 
 
 @cache
@@ -171,20 +201,29 @@ def check(field: Field, value: Any, where: str) -> Any:
     try:
         fitted = _fit(field.type, value)
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{where}: {field.name} = {shown(value)} is not {field.allowed}.") from None
-    number = isinstance(fitted, (int, float)) and not isinstance(fitted, bool)
-    if field.range is not None and number and fitted not in field.range:
+        how = field.how if isinstance(value, str) else ""
+        raise UserError(f"{where}: {field.name} = {shown(value)} is not {field.allowed}{how}.") from None
+    if _is_outside(field.range, fitted):
         raise UserError(f"{where}: {field.name} = {shown(value)} must be {field.range}.")
     return fitted
 
 
+def _is_outside(limit: Range | None, fitted: Any) -> bool:
+    number = isinstance(fitted, (int, float)) and not isinstance(fitted, bool)
+    return limit is not None and number and fitted not in limit
+
+
 def _fit(hint: Any, value: Any) -> Any:
+    hint, limit = _unmarked(hint)
+    if limit is not None:
+        if _is_outside(limit, fitted := _fit(hint, value)):
+            raise ValueError
+        return fitted
     origin = typing.get_origin(hint)
-    if origin is typing.Annotated:
-        return _fit(typing.get_args(hint)[0], value)
+    kind, inner = origin or hint, typing.get_args(hint)
     if hint is Any:
         return value
-    if origin in (typing.Union, types.UnionType):
+    if origin in UNIONS:
         options = [o for o in typing.get_args(hint) if o is not type(None)]
         # The word none stands for nothing, unless the field takes words, of which it may be one.
         if value is None or (value in ("none", "None", "null") and str not in options):
@@ -235,31 +274,55 @@ def _fit(hint: Any, value: Any) -> Any:
         raise ValueError
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return hint(value)
-    if origin in (tuple, list):
-        if isinstance(value, Mapping):
+    if kind in LISTS:
+        items = _from_json(value)
+        if isinstance(items, Mapping):
             raise ValueError
-        items = value.split("+") if isinstance(value, str) else value
-        inner = typing.get_args(hint)[0] if typing.get_args(hint) else Any
-        return origin(_fit(inner, item) for item in items)
-    if origin is dict or hint is dict or origin is Mapping:
-        return dict(value)
-    if isinstance(hint, type) and isinstance(value, hint):
+        items = items.split("+") if isinstance(items, str) else items
+        return (list if kind is list else tuple)(_fit(inner[0] if inner else Any, item) for item in items)
+    if kind in MAPPINGS:
+        entries = _from_json(value)
+        if not isinstance(entries, Mapping):
+            raise ValueError
+        keys, values = inner or (Any, Any)
+        fitted = {_fit(keys, k): _fit(values, v) for k, v in entries.items()}
+        if len(fitted) < len(entries):  # 1 and "1"
+            raise ValueError
+        return fitted
+    if isinstance(kind, type) and isinstance(value, kind):
         return value
     raise ValueError
 
 
+def _from_json(value: Any) -> Any:
+    """The list or the mapping that a text writes as JSON does; anything else as it is."""
+    if not isinstance(value, str) or value[:1] not in ("[", "{"):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
 def _words(hint: Any) -> str:
-    origin = typing.get_origin(hint)
-    if origin is typing.Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(hint)))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_words(o) for o in typing.get_args(hint))
-    if origin in (tuple, list):
-        inner = typing.get_args(hint)[0]
-        return "a list of " + ("names or mappings" if inner is Any else _words(inner))
+    hint, limit = _unmarked(hint)
+    if limit is not None:
+        return f"{_words(hint)} {limit}"
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is typing.Literal:
+        return "one of " + ", ".join(map(str, inner))
+    if kind in UNIONS:
+        return " or ".join(map(_words, inner))
+    if kind in LISTS:
+        of = "names or mappings" if inner[:1] == (Any,) else _words(inner[0]) if inner else ""
+        return f"a list of {of}" if of else "a list"
+    if kind in MAPPINGS:
+        return f"a mapping from {_words(inner[0])} to {_words(inner[1])}" if inner else "a mapping"
     plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     if hint is type(None):
         return "none"
+    if hint is Any:
+        return "anything"
     return plain.get(hint, getattr(hint, "__name__", str(hint)))
 
 
@@ -478,6 +541,9 @@ def _alike(one: Any, other: Any) -> bool:
         return math.isclose(one, other, rel_tol=1e-9) or json.dumps(one) == json.dumps(other)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
         return all(map(_alike, one, other))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        json.dumps([one, other])  # of what it cannot write nothing is known
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
     return json.dumps(one) == json.dumps(other)
 
 
@@ -491,20 +557,25 @@ def _plain(value: Any) -> Any:
 
 
 def _written(field: Field, thing: Any, what: str) -> Any:
-    """What an instance has in a field as JSON holds it, or UserError."""
+    """What an instance has in a field as JSON holds it and gives it back, or UserError."""
     value = _plain(check(field, getattr(thing, field.name), what))
     try:
-        json.dumps(value)
+        read = json.loads(json.dumps(value))
     except (TypeError, ValueError):
         raise UserError(
             f"{what}: {field.name} = {shown(value)} cannot be written down: give numbers, texts, and lists "
             "and mappings of them, of a tensor or an array its .tolist()."
         ) from None
+    if not _alike(value, _plain(check(field, read, what))):  # its keys are texts
+        raise UserError(
+            f"{what}: {field.name} = {shown(value)} would be {shown(read)} when the run is resumed: say what "
+            f"its keys are, as in {field.name}: dict[int, float], or make them texts."
+        )
     return value
 
 
 def _parts(values: str) -> list[str]:
-    """What commas separate, but for those of a value in brackets: a spec with settings of its own."""
+    """What commas separate, but for those of a value in brackets: a spec with settings, or JSON."""
     found: list[str] = []
     for part in values.split(","):
         if found and _is_open(_keyed(found[-1])[1]):
@@ -517,11 +588,12 @@ def _parts(values: str) -> list[str]:
 def _keyed(part: str) -> tuple[str | None, str]:
     """Key, if it has one, and value of ``key=value`` or ``value``."""
     key, equals, value = part.partition("=")
-    return (key.strip(), value.strip()) if equals and "(" not in key else (None, part.strip())
+    keyed = equals and not any(bracket in key for bracket, _ in BRACKETS)
+    return (key.strip(), value.strip()) if keyed else (None, part.strip())
 
 
 def _is_open(value: str) -> bool:
-    return value.startswith("(") and value.count("(") > value.count(")")
+    return any(value.startswith(a) and value.count(a) > value.count(b) for a, b in BRACKETS)
 
 
 def plain(thing: Any) -> dict[str, Any]:

@@ -1138,6 +1138,17 @@ def test_list_names_everything(call, kind):
     assert all(name in words for name in KINDS[kind])
 
 
+def test_show_says_how_a_mapping_is_written(call, tmp_path):
+    (tmp_path / "rated.py").write_text(
+        "from dataclasses import dataclass\nfrom fedrecall import FedAvg\n\n@dataclass(frozen=True)\n"
+        "class Rated(FedAvg):\n    rates: dict[str, float] | None = None\n    of: tuple[int, ...] = ()\n"
+    )
+    out = " ".join(call("show", "algorithm", f"{tmp_path}/rated.py:Rated")[1].split())
+    assert "a mapping from text to a number or none, written as" in out
+    assert '{"KEY": VALUE}' in out
+    assert "a list of a whole number, written as 1+2" in out
+
+
 def test_show_explains_hyperparameters_and_counts_what_travels(call):
     code, out, _ = call("show", "algorithm", "fedprox")
     assert code == 0

@@ -138,7 +138,7 @@ def show_command(
         shown = Table("parameter", "default", "allowed", "meaning", box=None, pad_edge=False)
         for f in fields:
             default = "(needed)" if _is_missing(f.default) else str(f.default)
-            shown.add_row(Text(f.name, "bold"), Text(default), Text(f.allowed), Text(f.doc))
+            shown.add_row(Text(f.name, "bold"), Text(default), Text(f"{f.allowed}{f.how}"), Text(f.doc))
         out.print(shown)
     if kind.startswith("figure"):
         out.print(f"needs {cls.needs}. For example:", soft_wrap=True, markup=False)
