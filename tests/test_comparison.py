@@ -4,6 +4,7 @@ import csv
 import errno
 import itertools
 import json
+import shlex
 import sys
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.algorithms.fedntd import FedNTD
 from fedrecall.cli.app import app
-from fedrecall.comparison import End, called
+from fedrecall.comparison import End, called, plan, run_folder
 from fedrecall.data.datasets import load
 from fedrecall.errors import UserError
 from fedrecall.records import scalars
@@ -239,6 +240,16 @@ class Mine(FedAvg):
 """
 
 
+RATED = """
+from dataclasses import dataclass, field
+from fedrecall import FedAvg
+
+@dataclass(frozen=True)
+class Rated(FedAvg):
+    rates: dict[str, float] = field(default_factory=dict)
+"""
+
+
 def test_classes_of_files_are_called_without_folders_unless_that_tells_two_apart(tmp_path, monkeypatch):
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
@@ -251,4 +262,13 @@ def test_classes_of_files_are_called_without_folders_unless_that_tells_two_apart
         sys.modules["__main__"], "Here", type("Here", (FedNTD,), {"__module__": "__main__"}), raising=False
     )
     assert list(called([sys.modules["__main__"].Here(beta=2)])) == ["Here:2"]
+    (tmp_path / "rated.py").write_text(RATED)
+    rated = ALGORITHMS.make({"name": f"{tmp_path}/rated.py:Rated", "rates": {"fc1.weight": 0.5, "name": 2.0}})
+    (said,) = called([rated])
+    assert said == "rated.py:Rated:rates.fc1.weight=0.5,rates.name=2"
+    (planned,) = plan({said: rated}, {"clients": 4}, seeds=1)
+    folder = run_folder(planned, tmp_path)
+    assert folder.name == shlex.quote(folder.name) == "rated.py-Rated-rates.fc1.weight=0.5,rates.name=2-seed0"
+    monkeypatch.chdir(tmp_path)
+    assert ALGORITHMS.make(said) == rated
     assert list(called([one, other])) == [f"{tmp_path}/{place}/mine.py:Mine:0.5" for place in "ab"]

@@ -147,6 +147,13 @@ def test_dotted_keys_reach_into_specs_and_sections():
     assert made.algorithm["tau"] == 3
     assert made.training.lr == 0.5
     assert configs.make(configs.override({}, {"partition.s": 3})).partition == {"name": "shards", "s": 3}
+    mapped = "tests.test_specs:Mapped:usual.b=2"
+    assigned = {"algorithm.rates.fc1.weight": "0.1", "algorithm.usual.c": 3, "algorithm.numbered": '{"1": 2}'}
+    for algorithm in (mapped, configs.make({"algorithm": mapped}).algorithm):  # an entry's key has dots, too
+        made = configs.make(configs.override({"algorithm": algorithm}, assigned)).algorithm
+        assert made["rates"] == {"fc1.weight": 0.1}
+        assert made["usual"] == {"a": 0.5, "b": 2.0, "c": 3.0}
+        assert made["numbered"] == {1: 2.0}
     # A spec that lacks what only the key says.
     values = configs.override({"dataset": "folder"}, {"dataset.path": "here"})
     assert configs.make(values).dataset["path"].endswith("here")

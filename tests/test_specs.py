@@ -459,7 +459,7 @@ def test_keys_that_a_file_would_change_are_refused_before_a_run(given, said):
         ({"rates": {"fc1": -1}}, "rates = {'fc1': -1} is not a mapping from text to a number >= 0."),
         ({"rates": {1: 0.5}}, "rates = {1: 0.5} is not a mapping from text to"),
         ({"rates": [0.5]}, "rates = [0.5] is not a mapping"),
-        ({"rates": "{fc1: 1}"}, """>= 0, written as {"KEY": VALUE}."""),
+        ({"rates": "{fc1: 1}"}, """>= 0, written as rates.KEY=VALUE or {"KEY": VALUE}."""),
         ({"numbered": {1: 0.5, "1": 0.5}}, "is not a mapping from a whole number to a number."),
         ({"within": {"a": {0: "x"}}}, "to a mapping from a whole number to true or false."),
         ({"free": "x"}, "free = 'x' is not a mapping, written as"),
@@ -476,8 +476,12 @@ def test_what_a_mapping_holds_is_checked_as_any_value_is(given, said):
 @pytest.mark.parametrize(
     ("text", "key", "held"),
     [
+        ("rates.fc1.weight=0.25,rates.0.bias=1", "rates", {"fc1.weight": 0.25, "0.bias": 1.0}),
         ('rates={"fc1.weight": 0.25, "a=b": 1}', "rates", {"fc1.weight": 0.25, "a=b": 1.0}),
         ("rates={}", "rates", {}),
+        ("numbered.1=0.5,numbered.-2=3", "numbered", {1: 0.5, -2: 3.0}),
+        ("sides.left=1+2", "sides", {Side.LEFT: (1, 2)}),
+        ("usual.b=2,usual.c=3", "usual", {"a": 0.5, "b": 2.0, "c": 3.0}),
         ("some=0.5+2", "some", (0.5, 2.0)),
         ("some=[0.5, 2]", "some", (0.5, 2.0)),
         ("several=0.5+b", "several", ["0.5", "b"]),
@@ -485,6 +489,28 @@ def test_what_a_mapping_holds_is_checked_as_any_value_is(given, said):
 )
 def test_lists_and_mappings_can_be_written_in_a_spec(text, key, held):
     assert getattr(ALGORITHMS.make(f"{MAPPED}:{text}"), key) == held
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, ""),
+        ({"rates": {"fc1.weight": 0.25, "0.bias": 1.0}}, ":rates.fc1.weight=0.25,rates.0.bias=1"),
+        ({"rates": {"a=b,c": 1.0}}, ':rates={"a=b,c": 1.0}'),
+        ({"numbered": {1: 10.0}}, ":numbered.1=10"),
+        ({"usual": {"a": 0.5, "b": 2.0}}, ":usual.b=2"),
+        ({"usual": {"a": 0.5}}, ':usual={"a": 0.5}'),
+        ({"usual": {}}, ":usual={}"),
+        ({"rates": {"name": 0.5}}, ":rates.name=0.5"),
+        ({"within": {"a": {0: True}}, "free": {"b": 1}}, ':within={"a": {"0": true}},free={"b": 1}'),
+        ({"sides": {Side.LEFT: (1, 2)}}, ":sides.left=1+2"),
+    ],
+)
+def test_a_spec_names_the_entries_that_are_not_the_defaults_and_is_read_so(given, text):
+    made = ALGORITHMS.make(Mapped(**given))
+    assert specs.spec_text(ALGORITHMS, ALGORITHMS.spec(made)) == f"{MAPPED}{text}"
+    assert specs.short_text(ALGORITHMS, ALGORITHMS.spec(made)) == f"{MAPPED}{text}"
+    assert ALGORITHMS.make(f"{MAPPED}{text}") == made
 
 
 @dataclass(frozen=True)

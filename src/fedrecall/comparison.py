@@ -355,7 +355,7 @@ def _own(spec: Mapping[str, Any]) -> Iterator[str]:
     if spec["name"] not in ALGORITHMS:
         yield spec["name"]
     for value in spec.values():
-        if isinstance(value, Mapping) and "name" in value:
+        if specs.is_spec(value):
             yield from _own(value)
 
 

@@ -320,7 +320,14 @@ def override(values: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[
         elif head in REGISTRIES and not inner:
             default = getattr(Config, head)
             inner = REGISTRIES[head].spec(REGISTRIES[head].make(default))
-        result[head] = override(_mapping(inner, head), {rest: value})
+        inner = _mapping(inner, head)
+        if head in REGISTRIES and specs.is_spec(inner):
+            known = REGISTRIES[head].cls(inner["name"])
+            whole = specs.gathered(known, {**inner, rest: value})
+            if rest not in whole:  # an entry of a mapping, whose key may have dots
+                result[head] = whole
+                continue
+        result[head] = override(inner, {rest: value})
     return result
 
 

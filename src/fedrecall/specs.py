@@ -20,6 +20,7 @@ import json
 import math
 import operator
 import os
+import re
 import sys
 import textwrap
 import types
@@ -98,11 +99,18 @@ class Field:
     def how(self) -> str:
         """To be said after `allowed`: how a list or a mapping is written as a text."""
         if _inside(self.type, MAPPINGS) is not None:
-            return ', written as {"KEY": VALUE}'
+            dotted = f"{self.name}.KEY=VALUE or " if self.names_entries else ""
+            return f', written as {dotted}{{"KEY": VALUE}}'
         if (inner := _inside(self.type, LISTS)) is not None:
             two = {float: "0.1+0.2", int: "1+2", bool: "true+false"}
             return f", written as {two.get(_unmarked(inner[0])[0], 'a+b') if inner else 'a+b'}"
         return ""
+
+    @property
+    def names_entries(self) -> bool:
+        """Whether what follows its name and a dot is a key, as of a mapping to what are no mappings."""
+        held = _inside(self.type, MAPPINGS) or (Any, Any)
+        return held[1] is not Any and _inside(held[1], MAPPINGS) is None
 
 
 def fields(cls: type) -> tuple[Field, ...]:
@@ -444,7 +452,7 @@ class Registry:
         twice = next((key for key in placed if key in values), None)
         if twice is not None:
             raise UserError(f"{self.kind} {spec!r} says {twice} twice.")
-        return name, placed | values
+        return name, gathered(cls, placed | values)
 
     def parse(self, spec: Any) -> tuple[str, list[str], dict[str, Any]]:
         """Name, positional values and keyed values of a spec, unchecked."""
@@ -504,6 +512,26 @@ class Registry:
         spec = {"name": name, **values}
         _check_made_again(what, thing, values, lambda: self.make(spec))
         return spec
+
+
+def gathered(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, with those of a mapping's entries, such as ``rates.fc1.weight``, in that mapping."""
+    known = {f.name: f for f in fields(cls)}
+    found = dict(values)
+    for name, value in values.items():
+        head, _, key = str(name).partition(".")
+        if not (key and head in known and known[head].names_entries):
+            continue
+        before = _from_json(found.get(head, known[head].default))
+        if isinstance(before, Mapping) or found.get(head) is None:
+            found[head] = {**_by_text(before), key: value}
+            del found[name]
+    return found
+
+
+def _by_text(mapping: Any) -> dict[str, Any]:
+    """A mapping's values by their keys as JSON writes them; of what is no mapping none."""
+    return {str(k): v for k, v in _plain(mapping).items()} if isinstance(mapping, Mapping) else {}
 
 
 def _check_made_again(what: str, thing: Any, values: Mapping[str, Any], make: Callable[[], Any]) -> None:
@@ -610,11 +638,12 @@ def spec_text(registry: Registry, spec: Mapping[str, Any]) -> str:
     words = []
     for i, field in enumerate(known):
         given = spec.get(field.name, field.default)
-        shown = _within(registry, given)
-        if i == 0 and given is not None:
-            words.append(shown)
+        if isinstance(given, Mapping) and not is_spec(given):
+            words += _entries(field, _by_text(given))
+        elif i == 0 and given is not None:
+            words.append(_within(registry, given))
         elif given != field.default:
-            words.append(f"{field.name}={shown}")
+            words.append(f"{field.name}={_within(registry, given)}")
     return f"{spec['name']}:{','.join(words)}" if words else str(spec["name"])
 
 
@@ -627,9 +656,38 @@ def short_text(registry: Registry, spec: Mapping[str, Any]) -> str:
     return str(spec["name"]) if usual else spec_text(registry, spec)
 
 
+def _entries(field: Field, given: Mapping[str, Any]) -> list[str]:
+    """Of a mapping the entries that are not the default's, or all of them where one of those is gone."""
+    usual = _by_text(field.default)
+    if given == usual:
+        return []
+    if not (field.names_entries and usual.keys() <= given.keys()):
+        return [f"{field.name}={word(given)}"]
+    changed = {k: v for k, v in given.items() if k not in usual or v != usual[k]}
+    return [assignment(field.name, changed)]
+
+
+def assignment(name: str, value: Any) -> str:
+    """How a spec gives a value, of a mapping each of its entries: ``rates.fc1=0.1,rates.fc2=0.2``."""
+    named = isinstance(value, Mapping) and not is_spec(value) and bool(value)
+    if named and all(_is_bare(str(key)) for key in value):
+        return ",".join(assignment(f"{name}.{key}", inner) for key, inner in value.items())
+    return f"{name}={word(value)}"
+
+
+def _is_bare(key: str) -> bool:
+    """Whether it can stand in a spec without quotes."""
+    return re.fullmatch(r"[\w.-]+", key) is not None
+
+
+def is_spec(value: Any) -> bool:
+    """Whether a value is a mapping that names something."""
+    return isinstance(value, Mapping) and isinstance(value.get("name"), str)
+
+
 def _within(registry: Registry, given: Any) -> str:
     """A field's value; of one that is itself a spec with settings, in brackets, which no spec has."""
-    if not isinstance(given, Mapping) or "name" not in given:
+    if not is_spec(given):
         return word(given)
     text = short_text(registry, given)
     return text if text == given["name"] else f"({text})"
@@ -637,9 +695,11 @@ def _within(registry: Registry, given: Any) -> str:
 
 def word(value: Any) -> str:
     """A value as it is written in a spec: short, but no other one is written so."""
-    if isinstance(value, Mapping) and "name" in value:
-        settings = ",".join(f"{k}={word(v)}" for k, v in value.items() if k != "name")
+    if is_spec(value):
+        settings = ",".join(assignment(k, v) for k, v in value.items() if k != "name")
         return f"{value['name']}({settings})" if settings else str(value["name"])
+    if isinstance(value, Mapping):
+        return json.dumps(_plain(value), default=str)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):

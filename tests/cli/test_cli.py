@@ -1145,7 +1145,7 @@ def test_show_says_how_a_mapping_is_written(call, tmp_path):
     )
     out = " ".join(call("show", "algorithm", f"{tmp_path}/rated.py:Rated")[1].split())
     assert "a mapping from text to a number or none, written as" in out
-    assert '{"KEY": VALUE}' in out
+    assert 'rates.KEY=VALUE or {"KEY": VALUE}' in out
     assert "a list of a whole number, written as 1+2" in out
 
 

@@ -657,6 +657,21 @@ def test_what_an_algorithm_needs_is_what_the_server_holds_where_nothing_is_said(
     assert [group.setup for group in groups] == held
 
 
+def test_algorithms_with_other_mappings_are_told_apart_by_what_these_hold(tmp_path):
+    for rate in (0.5, 2.0):
+        run = write(tmp_path / str(rate))
+        config = json.loads((run / "config.json").read_text())
+        own = {
+            "name": "mine.py:Mine",
+            "rates": {"fc1.weight": rate, "a b": rate} if rate > 1 else {"0.bias": rate},
+        }
+        (run / "config.json").write_text(json.dumps(config | {"algorithm": own}))
+    assert [group.algorithm for group in arrange(open_runs([tmp_path]))] == [
+        "mine.py:Mine rates.0.bias=0.5",
+        'mine.py:Mine rates={"fc1.weight": 2, "a b": 2}',
+    ]
+
+
 def test_of_an_own_algorithm_the_partition_says_what_the_server_held(tmp_path):
     (tmp_path / "mine.py").write_text("raise SystemExit('it was loaded')")
     own = {"algorithm": {"name": f"{tmp_path}/mine.py:Mine"}}

@@ -663,7 +663,7 @@ def arrange(runs: Sequence[Run]) -> list[Group]:
     for same, config, mine, noted in zip(members.values(), configs_, settings, apart, strict=True):
         algorithm = config["algorithm"]
         others = [c["algorithm"] for c in configs_ if c["algorithm"]["name"] == algorithm["name"]]
-        own = [f"{k}={specs.word(v)}" for k, v in algorithm.items() if any(o.get(k) != v for o in others)]
+        own = [specs.assignment(k, v) for k, v in algorithm.items() if any(o.get(k) != v for o in others)]
         called = str(algorithm["name"])
         if [own_modules.named(n) for n in names].count(own_modules.named(called)) == 1:
             called = own_modules.named(called)
