@@ -1118,7 +1118,7 @@ def test_a_path_without_a_name_is_not_taken_for_this_folder(call, tmp_path, word
     ("words", "kind", "said"),
     [
         (["list", "nothing"], ValueError, "nothing"),
-        (["run", *SMALL, "--model", "mlp:4611686018427387904"], Exception, ""),  # no memory for it
+        (["run", *SMALL, "--model", "mlp:4611686018427387904"], Exception, "."),  # no memory for it
     ],
 )
 def test_debug_shows_the_traceback(words, kind, said, monkeypatch, tmp_path):
