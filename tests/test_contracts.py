@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from numpy.random import mtrand
 from tests.algorithms.cases import BATCH_NORM, NETS, assert_same, data, experiment
 from torch import Tensor, nn
 
 from fedrecall import config as configs
-from fedrecall import contracts, trees
+from fedrecall import contracts, streams, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import (
     Anchor,
@@ -64,7 +67,7 @@ def replaced(**hooks: Any) -> type[FedAvg]:
 def played(algorithm: type[FedAvg], monkeypatch: Any, backend: str = "serial", **settings: Any) -> Any:
     made = experiment("fedavg", backend=backend, **settings)
     monkeypatch.setattr(made, "algorithm", algorithm())
-    with torch.random.fork_rng(devices=[]):
+    with streams.seeded(None):
         made.server = made.algorithm.start(made.model.initial())
         made.memories.template = made.algorithm.remember(made.model.initial())
     return made.run()
@@ -682,25 +685,35 @@ def test_what_a_client_holds_for_itself_may_not_change_in_its_steps_either(backe
         played(counting, monkeypatch, backend=backend, model=f"{NETS}:norm={norm}")
 
 
-def noise(where: str) -> type[FedAvg]:
-    """FedAvg with noise from torch's own stream in one hook."""
+def of_numpy(like: Tensor) -> Tensor:
+    return torch.as_tensor(mtrand.randn(*like.shape)).to(like.dtype)
+
+
+def of_all(like: Tensor) -> Tensor:
+    pythons = torch.tensor([random.gauss(0, 1) for _ in range(like.numel())], dtype=like.dtype)
+    return torch.randn_like(like) + of_numpy(like) + pythons.view(like.shape)
+
+
+def noise(where: str, normal: Callable[[Tensor], Tensor] = of_all) -> type[FedAvg]:
+    """FedAvg with noise in one hook, from the streams that a program shares: torch's, NumPy's, Python's."""
 
     def shaken(weights: Weights) -> Weights:
-        return weights._replace(params={n: p + 0.1 * torch.randn_like(p) for n, p in weights.params.items()})
+        return weights._replace(params={n: p + 0.1 * normal(p) for n, p in weights.params.items()})
+
+    def shuffled(count: int) -> list[int]:
+        return normal(torch.zeros(count)).argsort().tolist()  # type: ignore[no-any-return]
 
     hooks: dict[str, Any] = {
         "prepare": lambda self, model, down, memory, data: Anchor(shaken(down.weights)),
         "loss": lambda self, model, params, anchor, batch: (
-            FedAvg.loss(self, model, params, anchor, batch) * (1 + torch.rand(()))
+            FedAvg.loss(self, model, params, anchor, batch) * (1 + normal(torch.zeros(1)).abs().mean())
         ),
         "finish": lambda self, model, weights, anchor, memory, data, sgd: (Up(shaken(weights)), memory),
         "broadcast": lambda self, model, server, auxiliary: Down(shaken(server.weights)),
         "aggregate": lambda self, server, ups, cohort: Server(shaken(cohort.mean(ups.weights))),
         "refine": lambda self, model, server, auxiliary: Server(shaken(server.weights)),
-        "invite": lambda self, server, population, count, round_number: torch.randperm(population)[:count],
-        "arrange": lambda self, sampled, round_number: [
-            sampled[i] for i in torch.randperm(len(sampled)).tolist()
-        ],
+        "invite": lambda self, server, population, count, round_number: shuffled(population)[:count],
+        "arrange": lambda self, sampled, round_number: [sampled[i] for i in shuffled(len(sampled))],
         "unpack": lambda self, up, down: Up(shaken(up.weights)),
         "wrap": lambda self, down: Down(shaken(down.weights)),
         "relay": lambda self, down, up: Down(shaken(up.weights)),
@@ -739,13 +752,14 @@ HOOKS = [
 
 
 @pytest.mark.parametrize("where", HOOKS)
-def test_what_hooks_draw_from_torchs_own_stream_follows_from_the_seed(where, monkeypatch):
+def test_what_hooks_draw_from_the_shared_streams_follows_from_the_seed(where, monkeypatch):
     torch.manual_seed(1)
     one = played(noise(where), monkeypatch, rounds=2)
     torch.manual_seed(2)
-    before = torch.get_rng_state()
+    before = torch.get_rng_state(), mtrand.get_state()[1].tolist(), random.getstate()
     two = played(noise(where), monkeypatch, rounds=2)
-    assert torch.equal(before, torch.get_rng_state())  # the user's own stream is left alone
+    assert torch.equal(before[0], torch.get_rng_state())  # the user's own streams are left alone
+    assert before[1:] == (mtrand.get_state()[1].tolist(), random.getstate())
     assert_same(one.weights, two.weights)
     quiet = played(FedAvg, monkeypatch, rounds=2)
     assert not torch.equal(*(next(iter(r.weights.params.values())) for r in (one, quiet)))
@@ -802,9 +816,10 @@ def test_stacked_clients_draw_what_they_draw_alone(where, monkeypatch):
         assert torch.allclose(a, b, atol=1e-9), name
 
 
-def test_steps_that_draw_are_refused_where_clients_are_stacked(monkeypatch):
+@pytest.mark.parametrize("normal", [torch.randn_like, of_numpy])
+def test_steps_that_draw_are_refused_where_clients_are_stacked(normal, monkeypatch):
     with pytest.raises(UserError, match="draws random numbers in its steps"):
-        played(noise("loss"), monkeypatch, backend="vectorised")
+        played(noise("loss", normal), monkeypatch, backend="vectorised")
 
 
 def written_into(self: Any, given: Any, made: Any) -> Any:

@@ -10,7 +10,7 @@ from fedrecall import config as configs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.data.datasets import load
 from fedrecall.errors import UserError
-from fedrecall.ingredients import device_of, federate, measures_of
+from fedrecall.ingredients import device_of, federate, make_model, measures_of
 
 SMALL = {"dataset": "synthetic:classes=4,train=160,test=80,size=8", "clients": 8, "sample": 3, "seed": 3}
 
@@ -102,3 +102,30 @@ def test_where_there_is_a_gpu_the_backends_for_one_take_it(monkeypatch):
     assert device_of(config(backend="serial", device="cuda")).type == "cuda"
     with pytest.raises(UserError, match="backend = 'processes' trains on the CPU; for a GPU use vectorised"):
         device_of(config(backend="processes", device="cuda"))
+
+
+DRAWN = """
+import math
+import random
+import numpy as np
+import torch
+
+class Drawn(torch.nn.Linear):
+    def __init__(self, shape, classes):
+        super().__init__(math.prod(shape), classes)
+        self.weight.data[:] = random.random()
+        self.register_buffer("mask", torch.tensor(np.random.rand(4)))
+
+    def forward(self, x):
+        return super().forward(x.flatten(1))
+"""
+
+
+def test_what_a_network_draws_while_it_is_built_follows_from_the_seed(tmp_path):
+    (tmp_path / "drawn.py").write_text(DRAWN)
+    made = config(model=f"{tmp_path}/drawn.py:Drawn")
+    dataset, algorithm = load(made.dataset), ALGORITHMS.make("fedavg")
+    built = [make_model(replace(made, seed=seed), dataset, algorithm).initial() for seed in (3, 3, 4)]
+    for one, again, other in zip(*((w.params | w.buffers).values() for w in built), strict=True):
+        assert torch.equal(one, again)
+        assert not torch.equal(one, other)

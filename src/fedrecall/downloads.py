@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from fedrecall import contracts, trees
+from fedrecall import contracts, streams, trees
 from fedrecall.algorithms.fedavg import FedAvg, wraps
 from fedrecall.errors import Diverged, UserError
 from fedrecall.models.model import Model
@@ -37,11 +37,11 @@ def arrived(algorithm: FedAvg, sent: Any) -> Any:
     """What a client makes of what it is sent."""
     if not wraps(algorithm):
         return sent
-    chance = torch.get_rng_state()
-    with contracts.untouched(sent, "unwrap", "what it is given"):
+    with contracts.untouched(sent, "unwrap", "what it is given"), streams.seeded(0, "unwrap"):
+        at = streams.places()
         made = trees.without_graph(algorithm.unwrap(sent))
-    if not torch.equal(chance, torch.get_rng_state()):
-        raise UserError(
-            "`unwrap` draws random numbers, and every client would make another model: draw in `wrap`."
-        )
+        if streams.moved(at):
+            raise UserError(
+                "`unwrap` draws random numbers, and every client would make another model: draw in `wrap`."
+            )
     return made

@@ -242,8 +242,8 @@ class Examples(Protocol):
 
 def make_model(config: Config, dataset: Examples, algorithm: FedAvg) -> Model:
     """The config's network with the initial weights that its seed gives."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(streams.key(config.seed, "model"))
+    with streams.seeded(config.seed, "model"):
+        torch.manual_seed(streams.key(config.seed, "model"))  # on a GPU that nobody has used yet, too
         module: Any = algorithm.equip(build(config.model, dataset.shape, dataset.classes))
     if not isinstance(module, torch.nn.Module):
         raise UserError(

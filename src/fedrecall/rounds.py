@@ -68,7 +68,7 @@ def drawn(
 
 
 def drawing(seed: int | None, round_number: int, hook: str, *place: int) -> AbstractContextManager[None]:
-    """What a hook of the server's may draw from torch's own streams; without a seed nobody can tell what."""
+    """What a hook of the server's may draw from the shared streams; without a seed nobody can tell what."""
     return streams.seeded(seed, "hooks", round_number, hook, *place)
 
 
@@ -136,7 +136,7 @@ def walk(
     """One round with these clients in ``chain_count`` chains of nearly equal length.
 
     It asks for the visits of one link at a time, whoever makes them. ``seed``: of what the server's hooks
-    may draw from torch's own streams; without one nobody can tell what they draw.
+    may draw from the shared streams; without one nobody can tell what they draw.
     """
     chance = partial(drawing, seed, round_number)
     with chance("arrange"):

@@ -7,12 +7,15 @@ part cannot change it.
 
 import hashlib
 import os
+import random
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 from torch import Tensor
 
 
@@ -37,23 +40,63 @@ def numpy_stream(seed: int, *path: int | str) -> np.random.Generator:
 
 @contextmanager
 def seeded(seed: int | None, *path: int | str) -> Iterator[None]:
-    """Let what draws from torch's own streams inside draw this path's numbers, on the device that it uses.
+    """Let what draws inside from the streams that a whole program shares (torch's own, on the device that it
+    uses, NumPy's and Python's) draw this path's numbers.
 
     Without a seed they are numbers that nobody can tell. Users' code draws: noise in `finish`, a mixture of
-    examples in `loss`. On a CPU the stream is as it was afterwards; of a GPU's own nobody else draws here.
+    examples in `loss`. On a CPU the streams are as they were afterwards, but for the second of a pair of
+    normal numbers that NumPy may hold; of a GPU's own nobody else draws here.
     """
-    kept = torch.get_rng_state()
     drawn = secrets.randbits(63) if seed is None else key(seed, *path)
-    if seed is None:
-        torch.set_rng_state(_secret_state())
-    else:
-        torch.default_generator.manual_seed(drawn)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(drawn)  # which takes all bits, as a CPU's generator does not
+    kept, pythons, numpys = torch.get_rng_state(), random.getstate(), mtrand.get_bit_generator()
+    spare = _SPARE.pop() if _SPARE else np.random.MT19937()  # to copy the state of NumPy's takes much longer
     try:
+        mtrand.set_bit_generator(spare)
+        mtrand.seed(None if seed is None else drawn % 2**32)
+        random.seed(None if seed is None else drawn)
+        if seed is None:
+            torch.set_rng_state(_secret_state())
+        else:
+            torch.default_generator.manual_seed(drawn)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.manual_seed_all(drawn)  # which takes all bits, as a CPU's generator does not
         yield
     finally:
         torch.set_rng_state(kept)
+        random.setstate(pythons)
+        mtrand.set_bit_generator(numpys)
+        _SPARE.append(spare)
+
+
+_SPARE: list[np.random.MT19937] = []
+"""Generators for `seeded`, which nobody else uses; as many as were ever needed within one another."""
+
+
+class Places(NamedTuple):
+    """How far the shared streams are, within `seeded`: torch's on a CPU, NumPy's and Python's."""
+
+    torch: Tensor
+    numpy: Any
+    python: Any
+
+
+def places() -> Places:
+    """How far they are."""
+    return Places(torch.get_rng_state(), mtrand.get_state(), random.getstate())
+
+
+def go_on(at: Places) -> None:
+    """Go on from there."""
+    torch.set_rng_state(at.torch)
+    mtrand.set_state(at.numpy)
+    random.setstate(at.python)
+
+
+def moved(at: Places) -> bool:
+    """Whether torch's or NumPy's has been drawn from; Python's may be by any thread of the program."""
+    now = places()
+    numpys = zip(at.numpy, now.numpy, strict=True)
+    return not (torch.equal(at.torch, now.torch) and all(np.array_equal(*both) for both in numpys))
 
 
 def _secret_state() -> Tensor:

@@ -110,7 +110,7 @@ class Begun(NamedTuple):
     draws: Draws
     since: float
     chance: int | None
-    """What the hooks' draws from torch's own streams are seeded with, so that they are repeatable."""
+    """What the hooks' draws from the shared streams are seeded with, so that they are repeatable."""
     structure: Structure
     """The network's buffers that are not saved, as they were before the first step."""
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedrecall import contracts, trees
+from fedrecall import contracts, streams, trees
 from fedrecall.algorithms.fedavg import FedAvg, advances, settles
 from fedrecall.algorithms.hooks import Sgd
 from fedrecall.backends.backend import Job, Work
@@ -323,7 +323,7 @@ class Vectorised:
         plan = Plan(begun, batch_size, self._mixing, device)
         stack = stacked(begun, batch_size, plan.axes, device)
         if not self.options.graph:
-            with _nothing_drawn(device):
+            with _nothing_drawn(begun[0].chance, device):
                 trained = local_training(self.work.algorithm, self._model, plan, stack)
             return _UnderWay(group, *trained, None, plan, stack)
         shapes = tuple((n, t.shape, t.dtype) for n, t in trees.leaves(stack))
@@ -334,7 +334,7 @@ class Vectorised:
         if key not in kept:
             while len(kept) >= GRAPHS_KEPT:
                 kept.popitem(last=False)
-            with _nothing_drawn(device):
+            with _nothing_drawn(begun[0].chance, device):
                 kept[key] = Recorded(self.work.algorithm, self._model, plan, stack)
         kept.move_to_end(key)
         return _UnderWay(group, *kept[key].start(stack), kept[key], plan, stack)
@@ -479,21 +479,21 @@ def _doubled(t: Tensor) -> Tensor:
 
 
 @contextmanager
-def _nothing_drawn(device: torch.device) -> Iterator[None]:
-    """Refuse steps that draw from torch's own streams: whose numbers they get depends on who is stacked."""
-    before = _chance(device)
-    yield
-    if not all(map(torch.equal, before, _chance(device))):
-        raise UserError(
-            "the network or the algorithm draws random numbers in its steps (F.dropout, torch.randn, ...), "
-            "which the vectorised backend could not repeat: use nn.Dropout as a layer, draw in `prepare`, or "
-            "take the serial backend, processes or ray."
-        )
+def _nothing_drawn(chance: int | None, device: torch.device) -> Iterator[None]:
+    """Refuse steps that draw from the shared streams: whose numbers they get depends on who is stacked."""
+    with streams.seeded(chance, "steps"):
+        at, on_device = streams.places(), _on_device(device)
+        yield
+        if streams.moved(at) or not torch.equal(on_device, _on_device(device)):
+            raise UserError(
+                "the network or the algorithm draws random numbers in its steps, or seeds them (F.dropout, "
+                "torch.randn, np.random, ...), which the vectorised backend could not repeat: use nn.Dropout "
+                "as a layer, draw in `prepare`, or take the serial backend, processes or ray."
+            )
 
 
-def _chance(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+def _on_device(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.empty(0)
 
 
 def batches(plan: Plan, stack: Stack) -> Iterator[list[tuple[slice | Tensor, Batch]]]:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-import torch
-
 from fedrecall import streams, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import FedAvg
@@ -96,13 +94,13 @@ class Stage:
         step = stepper(self.algorithm, self.model, begun.sgd)
         batches = begun.data.training_batches(begun.draws, self.recipe.batch_size)
         with streams.seeded(begun.chance, "steps"):
-            chance = torch.get_rng_state()
+            at = streams.places()
         for epoch in range(epochs):
             key = begun.draws.key + epoch * steps
-            with torch.random.fork_rng(devices=[]):  # it goes on where the epoch before left off
-                torch.set_rng_state(chance)
+            with streams.seeded(begun.chance, "steps"):
+                streams.go_on(at)  # where the epoch before left off
                 state, anchor, _ = train(step, state, anchor, islice(batches, steps), key)
-                chance = torch.get_rng_state()
+                at = streams.places()
             yield self.model.part(Weights(*trees.detached((state.params, state.buffers))))
 
     def _given(self, client: int) -> tuple[Any, Any]:
