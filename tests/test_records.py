@@ -1,6 +1,7 @@
 import errno
 import fcntl
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -308,6 +309,28 @@ def test_records_are_appended_read_and_rewound(folder):
     assert [r["round"] for r in folder.metrics()] == [1, 2, 3]
     assert [r["round"] for r in folder.rewind(2)] == [1, 2]
     assert [r["round"] for r in folder.metrics()] == [1, 2]
+
+
+def test_numbers_that_json_has_no_word_for_are_written_as_nothing_and_read_as_none_at_all(folder):
+    folder.path.mkdir()
+    lines = folder.path / "metrics.jsonl"
+    folder.append(RECORD | {"train_loss": -math.inf, "mine": {"a": [math.nan, 1.0]}})
+    lines.write_text(
+        lines.read_text() + json.dumps(RECORD | {"round": 2, "loss": math.inf}) + "\n"
+    )  # an old one
+    new, old = folder.metrics()
+    assert math.isnan(new["train_loss"])
+    assert new["mine"] == {"a": [None, 1.0]}
+    assert old["loss"] == math.inf
+    folder.rewind(2)
+
+    def no(word):
+        raise AssertionError(word)
+
+    assert len([json.loads(line, parse_constant=no) for line in lines.read_text().splitlines()]) == 2
+    assert all(math.isnan(r[n]) for r, n in zip(folder.metrics(), ("train_loss", "loss"), strict=True))
+    folder.hold(RECORD | {"round": 3, "loss": math.nan})
+    assert math.isnan(folder.metrics()[2]["loss"])
 
 
 def test_a_record_is_amended_without_reading_the_others(folder):

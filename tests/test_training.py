@@ -279,6 +279,15 @@ def test_a_loss_that_is_no_number_ends_the_visit():
     assert math.isnan(done.loss)
 
 
+def test_losses_whose_mean_is_no_number_end_the_visit():
+    class Huge(FedAvg):
+        def loss(self, model: Any, params: Any, anchor: Any, batch: Any) -> torch.Tensor:
+            return -torch.finfo(torch.float64).max + 0 * super().loss(model, params, anchor, batch)
+
+    done = go(Huge(), network(), Recipe(1, 10), client())
+    assert str(done.failure) == "client 7, round 2, step 3: the mean of the losses became -inf"
+
+
 def test_a_model_that_overflows_in_its_last_step_is_refused():
     done = go(FedAvg(), network(), Recipe(1, 100, lr=1e300, momentum=0.0, weight_decay=1e300), client())
     assert "client 7, round 2, step 1" in str(done.failure)
@@ -293,7 +302,7 @@ def test_an_upload_that_is_no_number_is_refused():
             return up._replace(change={n: c * math.nan for n, c in up.change.items()}), memory
 
     done = go(Broken(), network(), Recipe(1, 10), client())
-    assert "step 3: the upload holds NaN or Inf" in str(done.failure)
+    assert "step 3: the upload holds NaN or Inf, first in change/0.weight" in str(done.failure)
 
 
 def test_a_memory_that_is_no_number_is_refused_and_the_old_one_kept():

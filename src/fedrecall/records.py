@@ -15,6 +15,7 @@ memories/         what clients remember, for algorithms whose clients do
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple, SupportsIndex, overload
 
 from torch import Tensor
 
-from fedrecall import files, memories
+from fedrecall import contracts, files, memories
 from fedrecall.errors import Busy, Gone, OfMachine, UserError
 
 AGREED = "federation.json"
@@ -316,7 +317,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = _as_it_was(json.loads(line))
             _check(record)
         except (ValueError, RecursionError) as error:
             if number == len(lines):  # no newline after it: the writer was cut short
@@ -328,7 +329,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 def _pending(path: Path) -> dict[str, Any] | None:
     """The record that is held apart, if one is."""
     try:
-        record = files.read_json(path)
+        record = _as_it_was(files.read_json(path))
     except Gone:
         return None
     try:
@@ -523,8 +524,18 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
+_LOSSES = ("train_loss", "loss")
+
+
 def _line(record: Mapping[str, Any]) -> bytes:
-    return (json.dumps(record, separators=(",", ":")) + "\n").encode()
+    return (json.dumps(contracts.finite(record), separators=(",", ":"), allow_nan=False) + "\n").encode()
+
+
+def _as_it_was(record: Any) -> Any:
+    """A record that was read, its losses as numbers: one that was not finite is written as nothing."""
+    if not isinstance(record, dict):
+        return record
+    return {n: math.nan if v is None and n in _LOSSES else v for n, v in record.items()}
 
 
 def _manifest(path: Path) -> dict[str, Any]:

@@ -245,6 +245,9 @@ def end(
     if len(unsound):
         step = int(unsound[0, 0])
         return refused(step + 1, f"the loss became {losses[step].item()}")
+    loss = losses.mean().item()
+    if not math.isfinite(loss):
+        return refused(sgd.steps, f"the mean of the losses became {loss}")
     weights = Weights({n: p.contiguous() for n, p in state.params.items()}, state.buffers)
     if not trees.finite(weights):
         return refused(sgd.steps, "the model became NaN or Inf")
@@ -254,9 +257,10 @@ def end(
     up, memory = trees.without_graph(contracts.pair(made))
     for what, tree in (("the upload", up), ("what the client would remember", memory)):
         if not trees.finite(tree):
-            return refused(sgd.steps, f"{what} holds NaN or Inf")
+            first = next(name for name, t in trees.leaves(tree) if not trees.finite(t))
+            return refused(sgd.steps, f"{what} holds NaN or Inf, first in {first}")
     seconds = time.perf_counter() - begun.since
-    return Visit(client, len(data), up, memory, losses.mean().item(), seconds)
+    return Visit(client, len(data), up, memory, loss, seconds)
 
 
 def failed(client: int, data: ClientData, memory: Any, seconds: float, failure: Failure) -> Visit:
