@@ -222,7 +222,7 @@ WRONG = {
     ),
     "what is sent is unpacked in place": (
         replaced(unpack=lambda self, up, down: [p.mul_(2) for p in up.weights.params.values()] and up),
-        "`unpack` changes 0/weights/params/.* of what it is given in place",
+        "`unpack` changes up/weights/params/.* of what it is given in place",
     ),
     "packed uploads of several shapes": (
         replaced(
@@ -398,11 +398,11 @@ WRONG = {
     ),
     "a model of its own, in place": (
         replaced(prepare=entered),
-        "`prepare` changes 0/weights/params/.* of what it is given in place",
+        "`prepare` changes down/weights/params/.* of what it is given in place",
     ),
     "weights of its own, in place": (
         replaced(prepare=written),
-        "`prepare` changes 0/weights/params/.* of what it is given in place",
+        "`prepare` changes down/weights/params/.* of what it is given in place",
     ),
     "an anchor in place": (
         replaced(
@@ -410,11 +410,36 @@ WRONG = {
                 [p.mul_(0.5) for p in anchor.weights.params.values()] and (Up(weights), memory)
             )
         ),
-        "`finish` changes 0/weights/params/.* of what it is given in place",
+        "`finish` changes anchor/weights/params/.* of what it is given in place",
     ),
     "an anchor in steps": (
         replaced(loss=lambda self, model, params, anchor, batch: moved(anchor, batch, model, params)),
         r"`loss`, `correct`, `settle` or `advance` changes weights/params/.* of its anchor in place",
+    ),
+    "parameters in place": (
+        replaced(
+            loss=lambda self, model, params, anchor, batch: (
+                torch.no_grad()(params["fc.bias"].mul_)(0.5) is not None
+                and FedAvg.loss(self, model, params, anchor, batch)
+            )
+        ),
+        r"`loss` changes params\['fc\.bias'\] in place: make a new tensor instead",
+    ),
+    "images in place": (
+        replaced(
+            loss=lambda self, model, params, anchor, batch: (
+                batch.x.add_(1) is batch.x and FedAvg.loss(self, model, params, anchor, batch)
+            )
+        ),
+        r"`loss` changes batch\.x in place: make a new tensor instead",
+    ),
+    "labels in place": (
+        replaced(
+            prepare=lambda self, model, down, memory, data: (
+                [batch.y.zero_() for batch in data.batches()] and Anchor(down.weights)
+            )
+        ),
+        "`prepare` changes data/y of what it is given in place",
     ),
     "an anchor along the gradient": (
         replaced(
@@ -473,7 +498,7 @@ WRONG = {
                 (memory.seen.add_(1) is memory.seen) and (Up(weights), memory)
             ),
         ),
-        "`finish` changes 1/seen of what it is given in place",
+        "`finish` changes memory/seen of what it is given in place",
     ),
     "a chain's model in place": (
         replaced(
@@ -482,7 +507,7 @@ WRONG = {
                 [p.lerp_(up.weights.params[n], 0.5) for n, p in down.weights.params.items()] and down
             ),
         ),
-        "`relay` changes 0/weights/params/.* of what it is given in place",
+        "`relay` changes down/weights/params/.* of what it is given in place",
     ),
     "weights for what travels along a chain": (
         replaced(sequential=True, relay=lambda self, down, up: up.weights),
@@ -665,10 +690,10 @@ def test_on_the_vectorised_backend_too(monkeypatch):
     played(anchored, monkeypatch)  # one after another they may hold what they like
     with pytest.raises(UserError, match=r"has number = 2\.35, which cannot be stacked"):
         played(anchored, monkeypatch, backend="vectorised")
-    for what in ("a loss for each example", "a gradient that is left out"):
+    for what in ("a loss for each example", "a gradient that is left out", "parameters in place"):
         with pytest.raises(UserError, match=WRONG[what][1]):
             played(WRONG[what][0], monkeypatch, backend="vectorised")
-    for what in ("an anchor in steps", "an anchor along the gradient"):  # there PyTorch refuses
+    for what in ("an anchor in steps", "an anchor along the gradient", "images in place"):  # PyTorch refuses
         with pytest.raises(UserError, match="a change in place of what it is given"):
             played(WRONG[what][0], monkeypatch, backend="vectorised")
 
@@ -683,6 +708,17 @@ def test_what_a_client_holds_for_itself_may_not_change_in_its_steps_either(backe
     )
     with pytest.raises(UserError, match="`settle` or `advance` changes number of its anchor in place"):
         played(counting, monkeypatch, backend=backend, model=f"{NETS}:norm={norm}")
+
+
+@pytest.mark.parametrize("hook", ["broadcast", "refine"])
+def test_the_servers_examples_stay_as_they_are(hook, monkeypatch):
+    def relabelled(self: Any, model: Any, server: Any, auxiliary: Any) -> Any:
+        for batch in auxiliary.batches():
+            batch.y.zero_()
+        return server
+
+    with pytest.raises(UserError, match=f"`{hook}` changes y of the server's examples in place"):
+        played(replaced(**{hook: relabelled}), monkeypatch, auxiliary_per_class=2)
 
 
 def of_numpy(like: Tensor) -> Tensor:
@@ -1227,6 +1263,15 @@ def test_a_loss_that_counts_what_batches_are_filled_with_is_refused(what, monkey
         played(COUNTS_FILLERS[what], monkeypatch, backend="vectorised", rounds=1)
     with pytest.raises(UserError, match=r"`loss` counts what a small batch is filled up with.*batch\.mean"):
         played(COUNTS_FILLERS[what], monkeypatch, backend="vectorised", rounds=2)
+
+
+@pytest.mark.parametrize(
+    "chance", [lambda: random.random(), mtrand.RandomState(1).rand], ids=["python", "own"]
+)
+def test_a_loss_that_says_something_else_each_time_is_not_told_of_its_mean(chance, monkeypatch):
+    loss = own_loss(lambda m, p, a, batch: batch.mean(cross_entropies(m, p, batch)) * chance())
+    with pytest.raises(UserError, match="`loss` says something else when it is asked the same again"):
+        played(loss, monkeypatch, backend="vectorised")
 
 
 @pytest.mark.parametrize("backend", ["serial", "vectorised"])

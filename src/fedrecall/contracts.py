@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from torch import Tensor
 
 from fedrecall import trees
+from fedrecall.batches import Batch
 from fedrecall.errors import UserError, shown
-from fedrecall.models.model import Structure, Weights
+from fedrecall.models.model import Params, Structure, Weights
 
 if TYPE_CHECKING:
     from fedrecall.algorithms.fedavg import FedAvg
@@ -257,12 +258,27 @@ IN_STEPS = "loss`, `correct`, `settle` or `advance", "its anchor"
 @contextmanager
 def untouched(tree: Any, hook: str, what: str) -> Iterator[None]:
     """Raise UserError if the tree's tensors or dicts are changed in place: others still look at them."""
-    before = [(n, t, None if t.is_inference() else t._version) for n, t in trees.leaves(tree)]
+    before = [(n, t, _version(t)) for n, t in trees.leaves(tree)]
     yield
     now = trees.arrays(tree)
     for name, tensor, version in before:
         if now.get(name) is not tensor or (version is not None and tensor._version != version):
             raise UserError(f"`{hook}` changes {name} of {what} in place: make new tensors instead.")
+
+
+def versions(params: Params, batch: Batch) -> list[int | None]:
+    """How often what a loss is asked of was changed in place; every step asks, so no names are made."""
+    return [_version(t) for t in (*params.values(), *batch) if t is not None]
+
+
+def unwritten(before: list[int | None], params: Params, batch: Batch) -> None:
+    """Raise UserError if a loss has changed in place what it was asked of, when its `versions` were these."""
+    if (now := versions(params, batch)) == before:
+        return
+    names = [f"params[{n!r}]" for n in params]
+    names += [f"batch.{n}" for n, t in zip(batch._fields, batch, strict=True) if t is not None]
+    first = next(n for n, then, later in zip(names, before, now, strict=True) if then != later)
+    raise UserError(f"`loss` changes {first} in place: make a new tensor instead.")
 
 
 def unchanged(before: Structure, after: Structure) -> None:
@@ -273,6 +289,10 @@ def unchanged(before: Structure, after: Structure) -> None:
                 f"the network's forward changes its buffer {name!r}, which is registered with "
                 "persistent=False: what one client trains would reach the next. Register it as persistent."
             )
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
 
 
 def _whole(given: Any) -> list[int]:

@@ -142,7 +142,9 @@ def walk(
     with chance("arrange"):
         order = contracts.order(algorithm.arrange(list(sampled), round_number), sampled)
     chains = [[int(k) for k in part] for part in np.array_split(order, chain_count)]
-    with chance("broadcast"), contracts.untouched(server, "broadcast", "the server's state"):
+    labels = None if auxiliary is None else {"y": auxiliary.y}
+    owned = contracts.untouched(server, "broadcast", "the server's state")
+    with chance("broadcast"), owned, contracts.untouched(labels, "broadcast", "the server's examples"):
         down = trees.without_graph(algorithm.broadcast(model, server, auxiliary))
     contracts.weighted(down, "broadcast", "what travels down")
     contracts.carries(down, "broadcast", "what travels down")
@@ -185,7 +187,8 @@ def walk(
     with chance("aggregate"):
         server = combine(algorithm, server, visits, population)
     if any(visit.failure is None for row in visits for visit in row):
-        with chance("refine"), contracts.untouched(server, "refine", "the server's state"):
+        owned = contracts.untouched(server, "refine", "the server's state")
+        with chance("refine"), owned, contracts.untouched(labels, "refine", "the server's examples"):
             server = _state(algorithm.refine(model, server, auxiliary), server, "refine")
     return Round(
         server, chains, _row(visits), bytes_down, bytes_up, memories=_row(before), sent=_row(arrived)
@@ -198,7 +201,7 @@ def _row(rows: Iterable[Iterable[T]]) -> list[T]:
 
 def _relayed(algorithm: FedAvg, down: Any, up: Any) -> Any:
     """What the next client of a chain is given."""
-    with contracts.untouched((down, up), "relay", "what it is given"):
+    with contracts.untouched({"down": down, "up": up}, "relay", "what it is given"):
         made = trees.without_graph(algorithm.relay(down, up))
     contracts.weighted(made, "relay", "what travels down")
     contracts.alike(made, down, "relay", "what travels down", "broadcast")
@@ -241,7 +244,7 @@ def _lost(visit: Visit, job: Job, reason: str) -> Visit:
 
 def _unpacked(algorithm: FedAvg, sent: Any, down: Any) -> Any:
     """What an upload stands for, or Malformed if that is none of this model's or no number."""
-    with contracts.untouched((sent, down), "unpack", "what it is given"):
+    with contracts.untouched({"up": sent, "down": down}, "unpack", "what it is given"):
         up = trees.without_graph(algorithm.unpack(sent, down))
     contracts.carries(up, "unpack", "an upload")
     contracts.weighted(up, "unpack", "what the client sends")

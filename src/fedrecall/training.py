@@ -16,7 +16,7 @@ from fedrecall.batches import Batch
 from fedrecall.data.client import ClientData, Draws
 from fedrecall.errors import UserError
 from fedrecall.models import kernels
-from fedrecall.models.model import Model, Params, Structure, Weights
+from fedrecall.models.model import Model, Params, Structure, Student, Weights
 from fedrecall.specs import AT_LEAST_ONE, NON_NEGATIVE, POSITIVE, Range
 
 
@@ -186,11 +186,11 @@ def begin(
     chance = hooks_chance(algorithm, seed, round_number, client)
     if memory is None:
         memory = first_memory(algorithm, down, chance)
-    with contracts.untouched((down, memory), "personal", "what it is given"):
+    with contracts.untouched({"down": down, "memory": memory}, "personal", "what it is given"):
         own = algorithm.personal(down.weights, memory)
     contracts.full(own, down.weights, "personal", "the client's model")
-    given = contracts.untouched((down, memory), "prepare", "what it is given")
-    with given, streams.seeded(chance, "prepare"):
+    given = {"down": down, "memory": memory, "data": {"y": data.y}}
+    with contracts.untouched(given, "prepare", "what it is given"), streams.seeded(chance, "prepare"):
         anchor = algorithm.prepare(model, down, memory, data)
     start = trees.detached(own)
     start = model.laid_out(start) if laid_out else start
@@ -251,8 +251,8 @@ def end(
     weights = Weights({n: p.contiguous() for n, p in state.params.items()}, state.buffers)
     if not trees.finite(weights):
         return refused(sgd.steps, "the model became NaN or Inf")
-    given = contracts.untouched((begun.anchor, begun.memory), "finish", "what it is given")
-    with given, streams.seeded(begun.chance, "finish"):
+    given = {"anchor": begun.anchor, "memory": begun.memory, "data": {"y": data.y}}
+    with contracts.untouched(given, "finish", "what it is given"), streams.seeded(begun.chance, "finish"):
         made = algorithm.finish(model, weights, begun.anchor, begun.memory, data, sgd)
     up, memory = trees.without_graph(contracts.pair(made))
     for what, tree in (("the upload", up), ("what the client would remember", memory)):
@@ -278,7 +278,7 @@ def stepper(algorithm: FedAvg, model: Model, sgd: Sgd) -> Step:
             p.requires_grad_(True)
         student = model.student(state.buffers, key)
         with torch.enable_grad():
-            loss = contracts.objective(algorithm.loss(student, dict(state.params), anchor, batch))
+            loss = contracts.objective(local_loss(algorithm, student, state.params, anchor, batch))
             found = torch.autograd.grad(loss, list(state.params.values()), materialize_grads=True)
         with torch.no_grad():
             for p in state.params.values():
@@ -297,6 +297,14 @@ def stepper(algorithm: FedAvg, model: Model, sgd: Sgd) -> Step:
         return State(state.params, student.buffers, state.velocity), anchor, loss.detach()
 
     return take_step
+
+
+def local_loss(algorithm: FedAvg, student: Student, params: Params, anchor: Any, batch: Batch) -> Any:
+    """What `loss` says of a batch, which it leaves as it is, like the parameters."""
+    before = contracts.versions(params, batch)
+    said = algorithm.loss(student, dict(params), anchor, batch)
+    contracts.unwritten(before, params, batch)
+    return said
 
 
 def descend(params: Params, grads: Params, velocity: Params, sgd: Sgd, lr: Tensor | None = None) -> None:

@@ -328,7 +328,7 @@ def test_a_worker_cannot_write_over_what_a_client_remembers(opened):
     assert all(backend._shelves[parcels.MEMORIES].find(visit.memory) for visit in visits)
     before = [trees.detached(v.memory) for v in visits]
     again = [job._replace(round=2, memory=v.memory) for job, v in zip(jobs(w), visits, strict=True)]
-    with pytest.raises(UserError, match=r"`finish` changes 1/variate/.* in place"):
+    with pytest.raises(UserError, match=r"`finish` changes memory/variate/.* in place"):
         list(backend.map(again))
     for kept, visit in zip(before, visits, strict=True):
         assert all(torch.equal(kept.variate[n], t) for n, t in visit.memory.variate.items())

@@ -46,6 +46,7 @@ from fedrecall.training import (
     descend,
     end,
     failed,
+    local_loss,
     overwrite,
     train,
 )
@@ -357,7 +358,7 @@ def mapped_stepper(algorithm: FedAvg, model: Model, sgd: Sgd, lr: Tensor | None 
     ) -> tuple[Params, Tensor, Params, Params]:
         def objective(params: Params) -> tuple[Tensor, Params]:
             student = model.student(buffers, key)
-            loss = contracts.objective(algorithm.loss(student, dict(params), anchor, batch))
+            loss = contracts.objective(local_loss(algorithm, student, params, anchor, batch))
             return loss, student.buffers
 
         grads, (loss, buffers) = grad_and_value(objective, has_aux=True)(params)
@@ -454,24 +455,34 @@ def try_filling(algorithm: FedAvg, model: Model, plan: Plan, stack: Stack, held:
     params, buffers, _ = trees.take(stack.state, row)
     given = params, buffers, held.of(row)
 
-    def loss(params: Params, buffers: Params, anchor: Any, batch: Batch) -> Tensor:
+    def loss(batch: Batch, params: Params, buffers: Params, anchor: Any) -> Tensor:
         student = model.exact().student(buffers, stack.key[row])
-        return contracts.scalar(algorithm.loss(student, dict(params), anchor, batch))
+        return contracts.scalar(local_loss(algorithm, student, params, anchor, batch))
+
+    def close(one: Tensor, two: Tensor) -> bool:
+        return torch.allclose(one, two, rtol=1e-5, atol=1e-6)
 
     with torch.no_grad():
         try:
             exact, full = trees.transform(_doubled, (given, other))
             cut = {part: getattr(full, part)[:size] for part in ("x", "y", "place")}
-            one, two = loss(*exact, full), loss(*exact, full._replace(mask=None, **cut))
+            one, two = loss(full, *exact), loss(full._replace(mask=None, **cut), *exact)
         except RuntimeError:  # it has numbers in single precision of its own: in batches of one size, then
-            one, two = loss(*given, filled), loss(*given, other)
-    if two.isfinite() and not torch.allclose(one, two, rtol=1e-5, atol=1e-6):
-        raise UserError(
-            "`loss` counts what a small batch is filled up with here: average the examples' losses with "
-            "batch.mean, not with .mean(), .sum() or len(batch.y); what is made of several examples at once "
-            "needs batch.mask."
-        )
-    return True
+            exact, full = given, filled
+            one, two = loss(filled, *given), loss(other, *given)
+        if not two.isfinite() or close(one, two):
+            return True
+        if not close(one, loss(full, *exact)):
+            raise UserError(
+                "`loss` says something else when it is asked the same again (it draws random numbers of "
+                "Python's or of a generator of its own, or keeps count), which the vectorised backend could "
+                "not repeat: draw in `prepare`, or take the serial backend, processes or ray."
+            )
+    raise UserError(
+        "`loss` counts what a small batch is filled up with here: average the examples' losses with "
+        "batch.mean, not with .mean(), .sum() or len(batch.y); what is made of several examples at once "
+        "needs batch.mask."
+    )
 
 
 def _doubled(t: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class ClientData:
         return self.counts.double() / max(len(self), 1)
 
     def batches(self, size: int = 100) -> Iterator[Batch]:
-        """All examples once, in order, without augmentation."""
+        """All examples once, in order, without augmentation; labels are the client's own, images copies."""
         places = torch.arange(len(self), device=self.y.device)
         for start in range(0, len(self), size):
             rows = slice(start, start + size)
