@@ -684,6 +684,53 @@ def test_a_hook_that_is_nearly_one_is_told_once(tmp_path):
             ALGORITHMS.make(name)
 
 
+UNUSED = """
+from dataclasses import dataclass
+from fedrecall import FedAvg
+from fedrecall.algorithms.fedprox import FedProx
+
+@dataclass(frozen=True)
+class Elsewhere(FedAvg):
+    gamma: float = 1.0
+    def server_aggregate(self, weights): return weights
+    def train(self, model): return model
+
+@dataclass(frozen=True)
+class Same(FedProx):
+    def __repr__(self): return "same"
+
+@dataclass(frozen=True)
+class Stronger(FedProx):
+    mu: float = 1.0
+
+class Strongest(FedProx):
+    def __init__(self): super().__init__(mu=9.0)
+
+@dataclass(frozen=True)
+class Checked(FedProx):
+    def __post_init__(self): assert self.mu < 1
+
+@dataclass(frozen=True)
+class Helped(FedAvg):
+    def loss(self, model, params, anchor, batch): return super().loss(model, params, anchor, batch)
+    def train(self, model): return model
+
+class Second(Helped):
+    pass
+"""
+
+
+def test_a_class_that_overrides_nothing_is_told(tmp_path):
+    (tmp_path / "unused.py").write_text(UNUSED)
+    for name, base in {"Elsewhere": "FedAvg", "Same": "FedProx"}.items():
+        with pytest.warns(RuntimeWarning, match=f"^algorithm {name} overrides nothing of {base}, so it does"):
+            ALGORITHMS.make(f"{tmp_path}/unused.py:{name}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in ("Stronger", "Strongest", "Checked", "Helped", "Second"):
+            ALGORITHMS.make(f"{tmp_path}/unused.py:{name}")
+
+
 @pytest.mark.parametrize(
     ("name", "meant"),
     [

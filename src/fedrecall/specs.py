@@ -418,7 +418,7 @@ class Registry:
             raise UserError(f"{self.kind} {name} does not derive from {self.base.replace(':', '.')}.")
         if self.base is not None:
             _check_hooks(f"{self.kind} {name}", found, _load(self.base, self.kind))
-            _tell_misspelt(self.kind, found)
+            _tell_unused(self.kind, found)
         if target.startswith("fedrecall."):  # of others the file may change
             self._known[target] = found
         return found
@@ -768,20 +768,29 @@ def _check_hooks(what: str, cls: type, base: type) -> None:
 
 
 @cache  # to tell it once
-def _tell_misspelt(kind: str, cls: type) -> None:
-    """Warn of what a user's own class has that nobody asks it for, and that is nearly what somebody does."""
-    known, own = set[str](), set[str]()
-    for part in cls.__mro__:
-        ours = part is object or part.__module__.startswith("fedrecall.")
-        (known if ours else own).update(n for n in vars(part) if not n.startswith("_"))
+def _tell_unused(kind: str, cls: type) -> None:
+    """Warn of what a user's own class has that nobody asks it for, and that is nearly what somebody does; and
+    of one that changes nothing of what it derives from, as hooks of another framework's names do not."""
+    ours = [part for part in cls.__mro__ if part is object or part.__module__.startswith("fedrecall.")]
+    known, own = ({n for part in parts for n in vars(part)} for parts in (ours, {*cls.__mro__} - {*ours}))
+    changed = {n for n in own & known if not n.startswith("__")} | own & {"__call__", "__post_init__"}
+    known, own = ({n for n in names if not n.startswith("_")} for names in (known, own))
+    told = False
     for name in sorted(own - known):
         near = [*difflib.get_close_matches(name, known, cutoff=ALIKE), *_begun_alike(name, known)]
         if meant := [n for n in near if n not in own]:
+            told = True
             warnings.warn(
                 f"{kind} {cls.__name__} has {name!r}, which nobody asks it for: did you mean {meant[0]!r}?",
                 RuntimeWarning,
                 stacklevel=2,
             )
+    if cls not in ours and not (told or changed or _own_init(cls)):
+        warnings.warn(
+            f"{kind} {cls.__name__} overrides nothing of {ours[0].__name__}, so it does the same.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _begun_alike(name: str, known: set[str]) -> list[str]:
