@@ -53,6 +53,12 @@ class Starts(FedAvg):
         return weights.nothing
 
 
+@dataclass(frozen=True)
+class Notes(FedAvg):
+    def aggregate(self, server, ups, cohort):
+        self.momentum = 0.9
+
+
 def raised(algorithm, backend="serial"):
     with pytest.raises(Exception) as caught:
         fedrecall.run(algorithm=algorithm, backend=backend, **SMALL)
@@ -81,6 +87,7 @@ def test_a_traceback_begins_where_ones_own_code_does(backend):
         (Logits(), Logits.loss, "model(params, batch.x) is its logits"),
         (Frozen(), Frozen.loss, "anchor.weights"),
         (Refines(), Refines.refine, "auxiliary_per_class"),
+        (Notes(), Notes.aggregate, "keep what changes in the server's state"),
         (Starts(), Starts.start, ""),
     ],
 )

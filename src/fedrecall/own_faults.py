@@ -27,6 +27,11 @@ HINTS = (
         r"'NoneType' object has no attribute '(batches|x|y)'",
         "If that is `auxiliary`: the server holds examples where auxiliary_per_class says how many.",
     ),
+    (
+        r"cannot assign to field",
+        "An algorithm's fields are settings, which stay: keep what changes in the server's state, which "
+        "`aggregate` returns, or in a client's memory, which `finish` returns.",
+    ),
 )
 """What is meant by errors that many make who come from plain PyTorch."""
 
