@@ -164,8 +164,7 @@ def test_what_an_earlier_version_noted_of_a_whole_file_is_still_known(home, tmp_
 
 def noted_of(folder):
     ALGORITHMS.make(f"{folder}/mine.py:Mine")
-    (digest,) = code({"algorithm": f"{folder}/mine.py:Mine"}).values()
-    return digest
+    return code({"algorithm": f"{folder}/mine.py:Mine"})["mine.py:Mine"]
 
 
 @pytest.mark.parametrize(
@@ -441,7 +440,8 @@ def test_a_script_is_resumed_by_itself_alone(program, tmp_path):
     run = tmp_path / "run"
     play(run, program("script", PROGRAM), 1)
     assert json.loads((run / "made.json").read_text())[-1]["code"].keys() == {
-        f"__main__:Mine{looked_up}" for looked_up in ("", " with LIMITS", " with SCALE")
+        f"{looked_up}__main__:Mine"
+        for looked_up in ("", "LIMITS['top'] of ", "SCALE of ", "ROOTS['of'] of ", "Base.half of ")
     }
     with warnings.catch_warnings(action="error", category=RuntimeWarning):
         play(run, program("script", PROGRAM.replace("= 5", "= 6")), 2)
@@ -504,10 +504,127 @@ def test_a_sweep_over_a_programs_own_number_is_not_answered_by_its_first_run(
             assert len(play(tmp_path / "run", mine, 2).history) == 2
             return
         with pytest.raises(
-            UserError, match=f"begun with another value than __main__:Mine with {change} has now"
+            UserError, match=rf"begun with another value than {change}(\['top'\])? of __main__:Mine has now"
         ):
             play(tmp_path / "run", mine, 2)
         fedrecall.trained(tmp_path / "run")
+
+
+HELD = """
+import time, torch
+from argparse import Namespace
+from dataclasses import dataclass
+from functools import partial, wraps
+from fedrecall import FedAvg
+import {helper} as other
+
+def absolute(x): return x.abs().sum()
+def squared(x): return (x * x).sum()
+def weighted(weight):
+    def penalty(x): return weight * x.sum()
+    return penalty
+def counted(function):
+    count = 0
+    @wraps(function)
+    def inner(*given):
+        nonlocal count
+        count += 1
+        return function(*given)
+    return inner
+
+@dataclass(frozen=True)
+class Options:
+    mu: float
+class Bag:
+    def __init__(self, mu): self.mu = mu
+class Fixed:
+    mu = 0.0
+
+args, options, bag = Namespace(mu=0.0, rounds=1), Options(0.0), Bag(0.0)
+PENALTY, CLOSED, PART, LAMBDA = absolute, weighted(0.0), partial(torch.mul, 0.0), lambda x: x * 2
+WEIGHTS, TENSOR, LATER, SEEN, ROUND = [0.0], torch.zeros(2), None, {{}}, 0
+START = time.time()
+CFG, WHOLE = {{"mu": 0.0, "rounds": 1, "n": 0}}, {{"a": 1.0, "b": (0.0, 2.0)}}
+WHOLE["self"] = WHOLE
+
+class Sink:
+    def begin(self, config, history): ...
+    def end(self): ...
+    def record(self, record):
+        global ROUND
+        ROUND = record["round"]
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    lambda_: float = 1.0
+    top = 0.0
+    calls = 0
+
+    @counted
+    def loss(self, model, params, anchor, batch):
+        CFG["n"] += 1
+        args.calls = time.time() - START
+        type(self).calls += 1
+        zeros = torch.zeros(2)
+        zeros[0] = 1.0
+        SEEN.setdefault(ROUND, []).append("train")
+        x = next(iter(params.values()))
+        x = x * (args.mu + options.mu + bag.mu + Fixed.mu + other.MU + CFG["mu"] + self.lambda_ * self.top)
+        x = PENALTY(x) + CLOSED(x) + PART(x).sum() + LAMBDA(x).sum() + WEIGHTS[0] + TENSOR.sum()
+        return super().loss(model, params, anchor, batch) + 0 * x * len(WHOLE) * bool(LATER)
+
+see(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("args.mu = 5.0", r"args\.mu"),
+        ("args = Namespace(mu=5.0)", r"args\.mu"),
+        ("options = Options(5.0)", r"options\.mu"),
+        ("bag.mu = 5.0", r"bag\.mu"),
+        ("Fixed.mu = 5.0", r"Fixed\.mu"),
+        ("Mine.top = 5.0", r"Mine\.top"),
+        ("other.MU = 5.0", r"helper_\w+\.MU"),
+        ("CFG['mu'] = 5.0", r"CFG\['mu'\]"),
+        ("WHOLE['b'] = (0.0, 2.5)", "WHOLE"),
+        ("WEIGHTS[0] = 5.0", "WEIGHTS"),
+        ("TENSOR[0] = 5.0", "TENSOR"),
+        ("PENALTY = squared", "PENALTY"),
+        ("CLOSED = weighted(5.0)", "CLOSED"),
+        ("PART = partial(torch.mul, 5.0)", "PART"),
+        ("LAMBDA = lambda x: x + 2", "LAMBDA"),
+        ("LATER = [5.0]", "LATER"),
+        ("LATER = object()", "LATER"),
+        ("args.rounds = CFG['rounds'] = bag.other = 5", None),
+        ("WHOLE = {'b': (0, torch.tensor(2)), 'a': 1}; WHOLE['self'] = WHOLE", None),
+        ("args, bag, CLOSED = Namespace(mu=0), Bag(0), weighted(0)", None),
+        ("START = time.time()", None),
+    ],
+)
+def test_what_is_looked_up_counts_by_its_value_however_it_is_held(change, said, program, home, tmp_path):
+    _, helper, _ = home
+    helper.write_text("MU = 0.0")
+    run = {"resume": True, "out": tmp_path / "run", **RUN, "progress": False}
+    mine = program("notebook", HELD.format(helper=helper.stem))
+    main = vars(sys.modules["__main__"])
+    fedrecall.run(algorithm=mine, rounds=2, sinks=[main["Sink"]()], **run)
+    assert main["ROUND"] == 2
+    exec(change, main)
+    with nullcontext() if said is None else pytest.raises(UserError, match=f"another value than {said} of "):
+        assert len(fedrecall.run(algorithm=mine, rounds=3, **run).history) == 3
+
+
+def test_values_that_earlier_versions_noted_are_passed_over(program, tmp_path):
+    mine = program("script", SWEEP)
+    play(tmp_path / "run", mine, 1)
+    made = tmp_path / "run" / "made.json"
+    noted = json.loads(made.read_text())
+    code = noted[-1]["code"]
+    noted[-1]["code"] = {"__main__:Mine": code["__main__:Mine"], "__main__:Mine with CFG": "0" * 16}
+    made.write_text(json.dumps(noted))
+    assert len(play(tmp_path / "run", mine, 2).history) == 2
 
 
 def test_of_a_prompts_class_it_is_said_that_its_code_is_not_known(program, tmp_path):

@@ -5,9 +5,7 @@ A run notes the digests, and `provenance.check_code` compares them with those of
 
 import ast
 import copy
-import dis
 import hashlib
-import inspect
 import re
 import symtable
 import sys
@@ -17,14 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
-from fedrecall import own_code, own_modules
+from fedrecall import own_code, own_modules, own_values
 
 UNKNOWN = "unknown"
 """What is noted instead of the digest of code whose source is nowhere, as a prompt's."""
-VALUE = " with "
-"""Between what is somebody's own and the name that it looks up the value of."""
+_OF = " of "
 _Node = TypeVar("_Node", bound=ast.AST)
 _DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -36,17 +31,22 @@ class Digest(str):
     """What earlier versions noted of it."""
 
 
+def looking_up(name: str) -> str | None:
+    """What looks up the value that a digest of this name is of; None if it is of code."""
+    return name.rpartition(_OF)[2] if _OF in name else None
+
+
 def differs(then: str, now: str) -> bool:
     """Whether a digest that a run noted is not of the code there is now, as far as both are known."""
     return UNKNOWN not in (then, now) and then not in (now, *getattr(now, "earlier", ()))
 
 
-def code(config: Mapping[str, Any], *, values: bool = True) -> dict[str, str]:
+def code(config: Mapping[str, Any]) -> dict[str, str]:
     """A digest of what the config names of somebody's own, by file or module and name.
 
     It is that of the part of the module that this depends on, and of the modules that this part takes names
-    from, as far as these are nobody's package; comments and layout have no part in it. Of a script's and a
-    notebook's own there are also the ``values`` that it looks up, which loops give them.
+    from, as far as these are nobody's package; comments and layout have no part in it. There are also
+    those of the values that it looks up, which a loop or another module may have given them.
     """
     found: dict[str, str] = {}
     for text, module in modules(config):
@@ -55,62 +55,42 @@ def code(config: Mapping[str, Any], *, values: bool = True) -> dict[str, str]:
         digest = Digest(_digest(read) if any(read.values()) else UNKNOWN)
         digest.earlier = tuple(_digest(sources(module, n, declared=False)) for n in (name, None))
         found[own_modules.named(text)] = digest
-        if values and module.__name__ == "__main__":
-            for looked_up, value in _values(module, name).items():
-                found[f"{own_modules.named(text)}{VALUE}{looked_up}"] = _digest({looked_up: value.encode()})
+        for looked_up, value in _values(module, name).items():
+            found[f"{looked_up}{_OF}{own_modules.named(text)}"] = _digest({looked_up: value.encode()})
     return found
 
 
 def _values(module: types.ModuleType, name: str) -> dict[str, str]:
-    """The settings that what a module calls ``name`` looks up in it, but never assigns or changes."""
-    held, found, kept = vars(module), dict[str, str](), set[str]()
-    todo, seen = [held[name]], set[int]()
-    for thing in todo:  # which grows
-        if id(thing) in seen or getattr(thing, "__module__", None) != module.__name__:
-            continue
-        seen.add(id(thing))
-        todo += thing.__mro__ if isinstance(thing, type) else ()
-        for code in _codes(thing):
-            steps = list(dis.get_instructions(code))
-            names = {s.argval for s in steps if s.opname == "LOAD_GLOBAL" and s.argval in held}
-            kept |= {s.argval for s in steps if s.opname == "STORE_GLOBAL"}
-            if any(s.opname in _STORES or _CHANGES.fullmatch(str(s.argval)) for s in steps):
-                kept |= {n for n in names if isinstance(held[n], dict)}  # as hooks note what they see
-            found |= {n: repr(value) for n in names if (value := _setting(held[n])) not in (_NONE, {})}
-            todo += [held[n] for n in names if callable(held[n])]
-    return {k: v for k, v in found.items() if k not in kept and not k.startswith("__")}
+    """The settings that what a module calls ``name`` looks up, by what they are called in it."""
+    thing = vars(module)[name]
+    mine = getattr(thing, "__module__", None) or module.__name__
+    sinks = [one for one in vars(module).values() if isinstance(one, type) and hasattr(one, "record")]
+    found = own_values.looked_up(thing, sinks) if own_values.own(mine) else {}
+    anew = {place: _made_anew(place) for place in {path[0] for path in found}}
+    called = {path: "".join(path[1:])[1:] for path in found}
+    return {
+        (called[path] if path[0] == mine else f"{path[0]}.{called[path]}"): value
+        for path, value in found.items()
+        if called[path] not in anew[path[0]]
+    }
 
 
-_STORES = ("STORE_SUBSCR", "DELETE_SUBSCR")
+def _made_anew(module: str) -> set[str]:
+    """The names that a module gives what no other process, or no other machine, would have."""
+    found, todo = set[str](), list[ast.AST](filter(None, [_tree(module)]))
+    for node in todo:  # which grows
+        todo += () if isinstance(node, _DEFINES) else ast.iter_child_nodes(node)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            called = [ast.unparse(n.func) for n in ast.walk(node.value) if isinstance(n, ast.Call)]
+            given = _given(node)
+            found |= given if len(given) == 1 and any(map(_ANEW.search, called)) else set()
+    return found
 
 
-def _codes(thing: Any) -> Iterator[types.CodeType]:
-    """What a function's or a class's own functions do, with those that are defined within them."""
-    own = list(vars(thing).values()) if isinstance(thing, type) else [thing]
-    parts = [getattr(o, part, None) for o in own for part in ("__func__", "fget", "fset", "func")]
-    functions = [inspect.unwrap(f) for f in (*own, *parts) if callable(f)]
-    codes = [f.__code__ for f in functions if isinstance(f, types.FunctionType)]
-    for one in codes:  # which grows
-        codes += [c for c in one.co_consts if isinstance(c, types.CodeType)]
-        yield one
-
-
-_NONE = object()
-"""What is no setting."""
-
-
-def _setting(value: Any) -> Any:
-    """A number, a text that is no place on a machine, or a tuple of these, and what a dict has of them."""
-    if type(value) is dict:
-        entries = {k: _setting(v) for k, v in value.items()}
-        return {k: v for k, v in entries.items() if v is not _NONE}
-    if isinstance(value, tuple):
-        parts = tuple(map(_setting, value))
-        return _NONE if _NONE in parts else parts
-    value = value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, str):
-        return _NONE if "/" in value or "\\" in value or value.startswith(("cpu", "cuda")) else value
-    return value if value is None or type(value) in (bool, int, float, complex, bytes) else _NONE
+_ANEW = re.compile(
+    r"\b((perf_counter|monotonic|process_time|time)(_ns)?|strftime|ctime|(utc)?now|today|getpid|uuid\d|token_\w+|"
+    r"mkd?s?temp|gettempdir|gethostname|(cpu|device)_count|is_available)$"
+)
 
 
 def _digest(sources: Mapping[str, bytes]) -> str:
@@ -274,7 +254,7 @@ def _changed(node: ast.AST) -> set[str]:
     place, given = node.value.func, node.value.args
     if ast.unparse(place) == "setattr" and given:
         place = given[0]
-    elif not (isinstance(place, ast.Attribute) and _CHANGES.fullmatch(place.attr)):
+    elif not (isinstance(place, ast.Attribute) and own_values.CHANGES.fullmatch(place.attr)):
         return set()
     while isinstance(place, (ast.Attribute, ast.Subscript, ast.Call)):
         place = place.func if isinstance(place, ast.Call) else place.value
@@ -333,11 +313,6 @@ def _used(statement: ast.stmt) -> set[str]:
 
 _WORD = re.compile(r"[^\W\d]\w*")
 _FIRST = re.compile(rf"^(?:{_WORD.pattern}|\*)")
-_CHANGES = re.compile(
-    r"append(left)?|extend(left)?|insert|add|(\w+_)?update|setdefault|pop(item|left)?|remove|discard|clear|sort|"
-    r"reverse|rotate|fill|__setitem__|__delitem__|\w*[^\W_]_|register\w*|load_state_dict|train|eval"
-)
-"""The methods that change Python's containers, and torch's tensors and modules."""
 
 
 def _packaged(module: types.ModuleType) -> bool:

@@ -153,15 +153,23 @@ def same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def check_code(
-    folder: Path, starts: Sequence[Mapping[str, Any]], code: Mapping[str, str], remedy: str
+    folder: Path,
+    starts: Sequence[Mapping[str, Any]],
+    code: Mapping[str, str],
+    remedy: str,
+    *,
+    values: bool = True,
 ) -> None:
     """Raise UserError if the owner's code that the run in the folder was begun with has changed since.
 
-    ``remedy``: what would do, but for putting the code back.
+    So it is with the ``values`` that this looks up. ``remedy``: what would do, but for putting the code back.
     """
     before = starts[-1].get("code", {}) if starts else {}
     for name, digest in before.items():
-        now = code.get(name, digest)
+        owner = own_digest.looking_up(name)
+        if owner and not values:
+            continue
+        now = code.get(name, "no setting" if owner in code else digest)
         if own_digest.UNKNOWN in (digest, now):
             warnings.warn(
                 f"whether {name} is still what {folder} was begun with cannot be told, as it was made in a "
@@ -170,7 +178,7 @@ def check_code(
                 stacklevel=2,
             )
         elif own_digest.differs(digest, now):
-            what = "another value" if own_digest.VALUE in name else "other code"
+            what = "another value" if owner else "other code"
             raise UserError(
                 f"{folder} was begun with {what} than {name} has now: put that back{remedy}. "
                 f"To go on with the new code all the same, move {folder / 'made.json'} elsewhere."

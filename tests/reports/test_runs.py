@@ -554,6 +554,7 @@ def net(classes, width=4):
 @dataclass(frozen=True)
 class Mine(FedAvg):
     mu: float = 0.5
+    kind = 3
 
 @dataclass(frozen=True)
 class Turns(Partition):
@@ -567,6 +568,9 @@ class Turns(Partition):
 def test_seeds_that_were_run_in_two_checkouts_are_of_one_experiment(tmp_path, monkeypatch):
     def begun(name, **settings):
         code = own_digest.code(configs.as_dict(configs.make(settings)))
+        assert ("Mine.kind of mine.py:Mine" in code) == ("mine.py" in str(settings.get("algorithm")))
+        if name.startswith("there"):  # as of an earlier version
+            code = {of: digest for of, digest in code.items() if own_digest.looking_up(of) is None}
         write(tmp_path / "runs" / name, made=MADE | {"code": code}, **settings)
 
     for seed, place in enumerate(("here", "there", "changed")):

@@ -231,11 +231,18 @@ class Run:
 
     @cached_property
     def noted(self) -> dict[str, str]:
-        """What the last start noted of somebody's own ``code`` and of the ``data``: a digest of each."""
+        """What the last start noted of somebody's own ``code`` and of the ``data``: a digest of each.
+
+        Not of the values in a module, which its code says: earlier versions noted a script's alone.
+        """
         code = self.made[-1].get("code") if self.made else None
         found = {}
         if isinstance(code, dict) and code:
-            found["code"] = " ".join(f"{name}={str(digest)[:8]}" for name, digest in sorted(code.items()))
+            found["code"] = " ".join(
+                f"{name}={str(digest)[:8]}"
+                for name, digest in sorted(code.items())
+                if (own_digest.looking_up(name) or "__main__:").startswith("__main__:")
+            )
         if told := list(filter(None, (self._data_noted, self._deal_noted))):
             found["data"] = " ".join(told)
         return found
@@ -431,8 +438,9 @@ class Run:
         """The network's structure, of the code that the run was begun with."""
         settings = self._trained_by
         found = make_model(settings, self.inputs, self._algorithm)
-        made = own_digest.code(configs.what(settings), values=False)  # which no model depends on any more
-        provenance.check_code(self.path, self._starts, made, "")
+        made = own_digest.code(configs.what(settings))
+        # No model depends any more on the values that its code looked up.
+        provenance.check_code(self.path, self._starts, made, "", values=False)
         return found
 
     @cached_property
