@@ -4,6 +4,7 @@ import csv
 import errno
 import itertools
 import json
+import re
 import shlex
 import sys
 
@@ -272,3 +273,22 @@ def test_classes_of_files_are_called_without_folders_unless_that_tells_two_apart
     monkeypatch.chdir(tmp_path)
     assert ALGORITHMS.make(said) == rated
     assert list(called([one, other])) == [f"{tmp_path}/{place}/mine.py:Mine:0.5" for place in "ab"]
+
+
+def test_what_is_too_long_for_a_folders_name_ends_in_a_digest_of_it_all(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN.replace("mu: float = 1.0", "w: tuple[float, ...] = ()"))
+    mine = ALGORITHMS.cls(f"{tmp_path}/mine.py:Mine")
+    one, other = (mine((*(i / 97 for i in range(60)), last)) for last in (0.5, 1.0))
+    for rounds in (1, 2):  # played, and gone on with
+        settings = SMALL | {"rounds": rounds, "progress": False}
+        found = fedrecall.compare(one, other, out=tmp_path / "c", **settings)
+        assert [r["failed"] for r in found.runs] == [None, None]
+        names = [path.name for path in (tmp_path / "c").iterdir()]
+        assert len(names) == 2
+        assert all(re.fullmatch(r"mine\.py-Mine-0\+0\.0103[\d.+]+-[0-9a-f]{8}-seed0", n) for n in names)
+    for bytes_, whole in ((249, True), (250, False)):  # and 6 of the seed
+        name = "é" * 60 + "x" * (bytes_ - 120)
+        (planned,) = plan({name: "fedavg"}, {"clients": 4}, seeds=1)
+        called = run_folder(planned, tmp_path).name
+        assert (called == f"{name}-seed0") == whole
+        assert whole or re.fullmatch("é{50}-[0-9a-f]{8}-seed0", called)

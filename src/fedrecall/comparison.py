@@ -26,6 +26,8 @@ from fedrecall.reports.statistics import Difference, paired_difference
 from fedrecall.reports.tables import Entry
 from fedrecall.together import play, stacks
 
+LONGEST = 255
+"""Bytes that file systems take for a name."""
 NOTEBOOKS = "__main__:"
 """Before the name of what the program that was started has itself; Markdown reads it as something else."""
 
@@ -392,7 +394,16 @@ def run_folder(planned: Planned, out: Path | None) -> Path | None:
     """Where a run of the comparison is kept, if it is."""
     words = f"{_seen(planned.name)} {planned.setting}" if planned.setting else _seen(planned.name)
     called = re.sub("[:/]", "-", words.replace(", ", "-").replace(" ", "-"))
-    return None if out is None else out / f"{called}-seed{planned.made.seed}"
+    return None if out is None else out / _fitting(called, f"-seed{planned.made.seed}")
+
+
+def _fitting(called: str, seed: str) -> str:
+    """The name of a folder, that a digest stands for the end of where no file system would take it all."""
+    whole = os.fsencode(called)
+    if len(whole) + len(seed) <= LONGEST:
+        return f"{called}{seed}"
+    digest = hashlib.blake2b(whole, digest_size=4).hexdigest()
+    return f"{whole[:100].decode(errors='ignore')}-{digest}{seed}"
 
 
 def _seen(name: str) -> str:
