@@ -359,6 +359,21 @@ def test_what_is_made_anew_each_time_or_rounded_is_no_lost_setting():
         assert ALGORITHMS.make(Written(0.3)).mu == 0.3
 
 
+CLOCK = ["08:00"]
+
+
+@dataclass(frozen=True)
+class Noting(FedAvg):
+    mu: float = 0.5
+    calls = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "made", CLOCK[0])
+
+    def note(self) -> None:
+        object.__setattr__(self, "calls", self.calls + 1)
+
+
 class Hooks(FedAvg):
     mu = 0.5
 
@@ -372,6 +387,10 @@ def test_an_instance_is_the_one_that_is_made_of_its_settings():
     given._noted[0] = torch.ones(2)
     spec = Config(algorithm=given).algorithm
     assert ALGORITHMS.make(json.loads(json.dumps(spec))) == replace(given, more=[1, ["a", None], {"b": 0.5}])
+    noting = Noting(2.0)
+    noting.note()
+    CLOCK[0] = "08:01"
+    assert ALGORITHMS.make(noting) == noting
     plain = Hooks()
     plain.seen = 7  # as a method may note it
     assert ALGORITHMS.make(plain) == Hooks()

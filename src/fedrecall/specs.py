@@ -547,6 +547,8 @@ def _check_made_again(what: str, thing: Any, values: Mapping[str, Any], make: Ca
                 f"{what}: made again of its settings it has {field.name} = {shown(after)}, not "
                 f"{shown(before)}: let it keep what it is given, and make more of that where it is used."
             )
+    if _is_given_fields_alone(type(thing)):
+        return
     settings = {f.name for f in fields(type(thing))}
     for name, value in getattr(thing, "__dict__", {}).items():
         if name in settings:
@@ -561,6 +563,12 @@ def _check_made_again(what: str, thing: Any, values: Mapping[str, Any], make: Ca
                 f"{what}: its {name} = {shown(value)} is no setting, so that no run would have it: make it a "
                 "field of the dataclass."
             )
+
+
+def _is_given_fields_alone(cls: type) -> bool:
+    """Whether all else that its instances have is what the class itself makes of its fields, or notes."""
+    decorated: Any = vars(cls).get("__dataclass_params__")
+    return decorated is not None and decorated.frozen and _own_init(cls) is None
 
 
 def _alike(one: Any, other: Any) -> bool:
