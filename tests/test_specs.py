@@ -6,12 +6,12 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NewType, TypedDict
+from typing import Annotated, Any, ClassVar, Final, Generic, Literal, NewType, Protocol, TypedDict, TypeVar
 
 import numpy as np
 import pytest
@@ -409,6 +409,9 @@ def test_a_setting_that_no_file_could_hold_is_refused_before_a_run(value):
             Config(algorithm=given)
 
 
+Value = TypeVar("Value")
+
+
 class Held(TypedDict):
     rate: float
 
@@ -430,6 +433,8 @@ class Mapped(FedAvg):
     some: Sequence[float] = ()
     several: list = field(default_factory=list)
     pair: tuple = ()
+    places: tuple[int, float] = (3, 0.5)
+    last: Final[float] = 1.0
 
 
 MAPPED = f"{__name__}:Mapped"
@@ -447,6 +452,7 @@ MAPPED = f"{__name__}:Mapped"
         ("some", (0.5, 2.0)),
         ("several", [0.5, {"a": 1}]),
         ("pair", (1, "x")),
+        ("places", (1, 2.0)),
     ],
 )
 def test_lists_and_mappings_are_what_they_were_when_a_file_gives_them_back(key, given):
@@ -484,6 +490,9 @@ def test_keys_that_a_file_would_change_are_refused_before_a_run(given, said):
         ({"free": "x"}, "free = 'x' is not a mapping, written as"),
         ({"some": "0.1,0.2"}, "some = '0.1,0.2' is not a list of a number, written as 0.1+0.2."),
         ({"several": 3}, "several = 3 is not a list."),
+        ({"places": (0.5, 3)}, "places = (0.5, 3) is not a list of a whole number and a number."),
+        ({"places": (1,)}, "places = (1,) is not a list of a whole number and a number."),
+        ({"places": "1,2"}, "is not a list of a whole number and a number, written as 1+0.2."),
     ],
 )
 def test_what_a_mapping_holds_is_checked_as_any_value_is(given, said):
@@ -504,6 +513,8 @@ def test_what_a_mapping_holds_is_checked_as_any_value_is(given, said):
         ("some=0.5+2", "some", (0.5, 2.0)),
         ("some=[0.5, 2]", "some", (0.5, 2.0)),
         ("several=0.5+b", "several", ["0.5", "b"]),
+        ("places=1+2", "places", (1, 2.0)),
+        ("last=2", "last", 2.0),
     ],
 )
 def test_lists_and_mappings_can_be_written_in_a_spec(text, key, held):
@@ -532,14 +543,39 @@ def test_a_spec_names_the_entries_that_are_not_the_defaults_and_is_read_so(given
     assert ALGORITHMS.make(f"{MAPPED}{text}") == made
 
 
+class Acts(Protocol):
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True)
-class Frozen(FedAvg):
-    names: frozenset[str] = frozenset({"a"})
+class Frozen(FedAvg, Generic[Value]):
+    names: frozenset[str] | None = None
+    act: Callable[[torch.Tensor], torch.Tensor] | None = None
+    acts: Acts | None = None
+    of: Value | None = None
+    weights: torch.Tensor | None = None
 
 
-def test_a_type_that_no_setting_can_have_is_said_to_be_none():
-    with pytest.raises(UserError, match=r"names = frozenset\({'a'}\) cannot be written down: give numbers"):
-        Config(algorithm=Frozen)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"names": frozenset({"a"})}, "names = frozenset({'a'}) cannot be written down: give numbers"),
+        ({"act": torch.relu}, "cannot be written down: give numbers"),
+        ({"acts": torch.relu}, "cannot be written down: give numbers"),
+        ({"of": torch.relu}, "cannot be written down: give numbers"),
+        ({"weights": torch.ones(2)}, "cannot be written down: give numbers"),
+        (
+            {"weights": [1.0]},
+            "= [1.0] is not Tensor or none, which cannot be written down: write its type as",
+        ),
+    ],
+)
+def test_a_type_that_no_setting_can_have_is_said_to_be_none(given, said):
+    for make in (lambda: Config(algorithm=Frozen(**given)), lambda: ALGORITHMS.make(Frozen(**given))):
+        with pytest.raises(UserError) as caught:
+            make()
+        assert said in str(caught.value)
+    assert ALGORITHMS.make(Frozen(of=[0.5])).of == [0.5]
 
 
 @dataclass(frozen=True)

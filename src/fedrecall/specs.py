@@ -40,6 +40,8 @@ ALIKE = 0.85
 
 LISTS = (list, tuple, Sequence, Collection, Iterable)
 MAPPINGS = (dict, Mapping, MutableMapping)
+WRITTEN = "numbers, texts, and lists and mappings of them"
+UNWRITTEN = f"cannot be written down: give {WRITTEN}, of a tensor or an array its .tolist()."
 UNIONS = (typing.Union, types.UnionType)
 BRACKETS = (("(", ")"), ("[", "]"), ("{", "}"))
 
@@ -102,8 +104,10 @@ class Field:
             dotted = f"{self.name}.KEY=VALUE or " if self.names_entries else ""
             return f', written as {dotted}{{"KEY": VALUE}}'
         if (inner := _inside(self.type, LISTS)) is not None:
-            two = {float: "0.1+0.2", int: "1+2", bool: "true+false"}
-            return f", written as {two.get(_unmarked(inner[0])[0], 'a+b') if inner else 'a+b'}"
+            two = {float: ("0.1", "0.2"), int: ("1", "2"), bool: ("true", "false")}
+            places = inner if _is_fixed(inner) else (*inner[:1], *inner[:1]) or (str, str)
+            samples = (two.get(_unmarked(place)[0], ("a", "b")) for place in places)
+            return f", written as {'+'.join(pair[i % 2] for i, pair in enumerate(samples))}"
         return ""
 
     @property
@@ -140,6 +144,8 @@ def _read_fields(cls: type) -> tuple[Field, ...]:
 def _unmarked(hint: Any) -> tuple[Any, Range | None]:
     """A type without the name and the marks that it was given, and the range that is one of these."""
     hint = dict[str, Any] if typing.is_typeddict(hint) else getattr(hint, "__supertype__", hint)
+    if typing.get_origin(hint) is typing.Final:
+        (hint,) = typing.get_args(hint)
     if typing.get_origin(hint) is not typing.Annotated:
         return hint, None
     hint, *marks = typing.get_args(hint)
@@ -210,6 +216,8 @@ def check(field: Field, value: Any, where: str) -> Any:
         fitted = _fit(field.type, value)
     except (TypeError, ValueError, OverflowError):
         how = field.how if isinstance(value, str) else ""
+        if not _can_be_written(field.type):
+            how = f", which cannot be written down: write its type as that of {WRITTEN}"
         raise UserError(f"{where}: {field.name} = {shown(value)} is not {field.allowed}{how}.") from None
     if _is_outside(field.range, fitted):
         raise UserError(f"{where}: {field.name} = {shown(value)} must be {field.range}.")
@@ -286,8 +294,9 @@ def _fit(hint: Any, value: Any) -> Any:
         items = _from_json(value)
         if isinstance(items, Mapping):
             raise ValueError
-        items = items.split("+") if isinstance(items, str) else items
-        return (list if kind is list else tuple)(_fit(inner[0] if inner else Any, item) for item in items)
+        items = items.split("+") if isinstance(items, str) else [*items]
+        places = inner if _is_fixed(inner) else (*inner[:1], Any)[:1] * len(items)
+        return (list if kind is list else tuple)(_fit(*pair) for pair in zip(places, items, strict=True))
     if kind in MAPPINGS:
         entries = _from_json(value)
         if not isinstance(entries, Mapping):
@@ -297,9 +306,28 @@ def _fit(hint: Any, value: Any) -> Any:
         if len(fitted) < len(entries):  # 1 and "1"
             raise ValueError
         return fitted
-    if isinstance(kind, type) and isinstance(value, kind):
+    try:
+        fits = isinstance(value, kind)
+    except TypeError:  # a TypeVar, or a protocol: nothing can be checked
         return value
-    raise ValueError
+    if not fits:
+        raise ValueError
+    return value
+
+
+def _is_fixed(inner: tuple[Any, ...]) -> bool:
+    """Whether a list's type has one for each place, as ``tuple[int, float]`` has."""
+    return len(inner) > 1 and inner[-1] is not ...
+
+
+def _can_be_written(hint: Any) -> bool:
+    """Whether a file can hold more than none of a type."""
+    hint, _ = _unmarked(hint)
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in UNIONS:
+        return any(part is not type(None) and _can_be_written(part) for part in inner)
+    held = kind in (*LISTS, *MAPPINGS) or not isinstance(kind, type)
+    return held or issubclass(kind, (bool, int, float, str, enum.Enum))
 
 
 def _from_json(value: Any) -> Any:
@@ -322,7 +350,8 @@ def _words(hint: Any) -> str:
     if kind in UNIONS:
         return " or ".join(map(_words, inner))
     if kind in LISTS:
-        of = "names or mappings" if inner[:1] == (Any,) else _words(inner[0]) if inner else ""
+        of = " and ".join(map(_words, inner if _is_fixed(inner) else inner[:1]))
+        of = "names or mappings" if of == "anything" else of
         return f"a list of {of}" if of else "a list"
     if kind in MAPPINGS:
         return f"a mapping from {_words(inner[0])} to {_words(inner[1])}" if inner else "a mapping"
@@ -598,10 +627,7 @@ def _written(field: Field, thing: Any, what: str) -> Any:
     try:
         read = json.loads(json.dumps(value))
     except (TypeError, ValueError):
-        raise UserError(
-            f"{what}: {field.name} = {shown(value)} cannot be written down: give numbers, texts, and lists "
-            "and mappings of them, of a tensor or an array its .tolist()."
-        ) from None
+        raise UserError(f"{what}: {field.name} = {shown(value)} {UNWRITTEN}") from None
     if not _alike(value, _plain(check(field, read, what))):  # its keys are texts
         raise UserError(
             f"{what}: {field.name} = {shown(value)} would be {shown(read)} when the run is resumed: say what "
