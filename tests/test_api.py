@@ -11,6 +11,7 @@ from rich.console import Console
 
 import fedrecall
 from fedrecall import config as configs
+from fedrecall.algorithms import ALGORITHMS
 from fedrecall.cli import progress
 from fedrecall.data.datasets import load
 from fedrecall.errors import UserError
@@ -85,32 +86,42 @@ def test_the_same_call_begins_a_run_and_goes_on_with_it(tmp_path):
 
 SCALED = """
 from dataclasses import dataclass, field
+from enum import Enum
 from fedrecall import FedAvg
+
+class Side(Enum):
+    LEFT = "left"
+    RIGHT = "right"
 
 @dataclass(frozen=True)
 class Scaled(FedAvg):
     of: dict[int, float] = field(default_factory=dict)
+    side: Side = Side.LEFT
+    pairs: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def loss(self, model, params, anchor, batch):
-        return super().loss(model, params, anchor, batch) * self.of.get(1, 1.0)
+        told = self.side is Side.RIGHT and self.pairs == {"a": (1, 0.5)}
+        return super().loss(model, params, anchor, batch) * (self.of.get(1, 1.0) if told else 1.0)
 """
 
 
-def test_a_mapping_by_numbers_is_the_same_after_a_resume(tmp_path):
+@pytest.mark.parametrize("protected", [False, True])
+def test_what_a_file_has_no_form_for_is_the_same_after_a_resume(protected, tmp_path):
     (tmp_path / "scaled.py").write_text(SCALED)
-    given = SMALL | {
-        "algorithm": {"name": f"{tmp_path}/scaled.py:Scaled", "of": {1: 10.0}},
-        "progress": False,
-    }
+    name = f"{tmp_path}/scaled.py:Scaled"
+    algorithm = ALGORITHMS.make({"name": name, "of": {1: 10.0}, "side": "right", "pairs": {"a": (1, 0.5)}})
+    if protected:
+        algorithm = ALGORITHMS.make({"name": "private", "of": algorithm, "noise": 0, "clip": 100})
+    given = SMALL | {"algorithm": algorithm, "progress": False, "normalisation": "fixed"}
     straight = fedrecall.run(rounds=2, **given)
     fedrecall.run(tmp_path / "run", rounds=1, **given)
     resumed = fedrecall.run(tmp_path / "run", resume=True, rounds=2, **given)
     assert resumed.history[-1]["class_accuracy"] == straight.history[-1]["class_accuracy"]
-    assert fedrecall.run(rounds=2, **given | {"algorithm": "fedavg"}).accuracy != straight.accuracy
+    assert fedrecall.run(rounds=2, **given | {"algorithm": name}).accuracy != straight.accuracy
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert configs.begun(saved).algorithm["of"] == {1: 10.0}
-    asked = {"algorithm": given["algorithm"]}  # as a file asks for it that is given again
-    assert configs.begun(configs.merged(saved, asked)).algorithm["of"] == {1: 10.0}
+    asked = {} if protected else {"algorithm": {"of": {1: 10.0}}}  # as a file may name it again
+    for config in (saved, configs.merged(saved, asked)):
+        assert ALGORITHMS.make(configs.begun(config).algorithm) == algorithm
 
 
 def test_data_that_were_given_are_augmented_as_those_of_their_name():

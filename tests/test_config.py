@@ -153,7 +153,7 @@ def test_dotted_keys_reach_into_specs_and_sections():
         made = configs.make(configs.override({"algorithm": algorithm}, assigned)).algorithm
         assert made["rates"] == {"fc1.weight": 0.1}
         assert made["usual"] == {"a": 0.5, "b": 2.0, "c": 3.0}
-        assert made["numbered"] == {1: 2.0}
+        assert made["numbered"] == {"1": 2.0}
     # A spec that lacks what only the key says.
     values = configs.override({"dataset": "folder"}, {"dataset.path": "here"})
     assert configs.make(values).dataset["path"].endswith("here")

@@ -29,7 +29,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, reduce
 from typing import Any, Self, TypeVar
 
 from fedrecall.errors import UserError, alike, nearest, shown
@@ -289,7 +289,13 @@ def _fit(hint: Any, value: Any) -> Any:
             return value
         raise ValueError
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return hint(value)
+        try:
+            return hint(value)
+        except ValueError:
+            for member in hint:  # as JSON has its value, or as a text
+                if value in (_in_file(member.value), str(member.value)):
+                    return member
+            raise
     if kind in LISTS:
         items = _from_json(value)
         if isinstance(items, Mapping):
@@ -355,6 +361,8 @@ def _words(hint: Any) -> str:
         return f"a list of {of}" if of else "a list"
     if kind in MAPPINGS:
         return f"a mapping from {_words(inner[0])} to {_words(inner[1])}" if inner else "a mapping"
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return "one of " + ", ".join(str(member.value) for member in hint)
     plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     if hint is type(None):
         return "none"
@@ -534,12 +542,12 @@ class Registry:
         return next((n for n, t in self.entries.items() if t == target), origin(cls))
 
     def spec(self, thing: Any) -> dict[str, Any]:
-        """The mapping that makes this instance again: its name and every field; UserError if it would not."""
+        """The mapping, as a file gives it back, that makes this instance again; UserError if it would not."""
         name = self.name(type(thing))
         what = f"{self.kind} {name}"
         values = {f.name: _written(f, thing, what) for f in fields(type(thing))}
         spec = {"name": name, **values}
-        _check_made_again(what, thing, values, lambda: self.make(spec))
+        _check_made_again(what, thing, lambda: self.make(spec))
         return spec
 
 
@@ -560,22 +568,25 @@ def gathered(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _by_text(mapping: Any) -> dict[str, Any]:
     """A mapping's values by their keys as JSON writes them; of what is no mapping none."""
-    return {str(k): v for k, v in _plain(mapping).items()} if isinstance(mapping, Mapping) else {}
+    return _in_file({str(k): v for k, v in _plain(mapping).items()}) if isinstance(mapping, Mapping) else {}
 
 
-def _check_made_again(what: str, thing: Any, values: Mapping[str, Any], make: Callable[[], Any]) -> None:
+def _check_made_again(what: str, thing: Any, make: Callable[[], Any]) -> None:
     """Raise UserError if an instance is another than those that are made of its fields' values.
 
     What differs between these, too, such as a time, is no setting that anybody gave.
     """
     made = make()
     for field in fields(type(thing)):
-        before, after = values[field.name], _written(field, made, what)
-        if not _alike(before, after) and _alike(after, _written(field, make(), what)):
-            raise UserError(
-                f"{what}: made again of its settings it has {field.name} = {shown(after)}, not "
-                f"{shown(before)}: let it keep what it is given, and make more of that where it is used."
-            )
+        before, after = (_held(field, each, what) for each in (thing, made))
+        if _same(before, after) or not _same(after, _held(field, make(), what)):
+            continue
+        if _alike(_in_file(before), _in_file(after)):
+            raise UserError(f"{what}: {field.name} = {shown(before)} {_lost(field, before, after)}")
+        raise UserError(
+            f"{what}: made again of its settings it has {field.name} = {shown(after)}, not "
+            f"{shown(before)}: let it keep what it is given, and make more of that where it is used."
+        )
     if _is_given_fields_alone(type(thing)):
         return
     settings = {f.name for f in fields(type(thing))}
@@ -621,19 +632,71 @@ def _plain(value: Any) -> Any:
     return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
 
 
-def _written(field: Field, thing: Any, what: str) -> Any:
-    """What an instance has in a field as JSON holds it and gives it back, or UserError."""
-    value = _plain(check(field, getattr(thing, field.name), what))
+def _in_file(value: Any) -> Any:
+    """A value as a JSON file gives it back; what cannot be written as it is."""
     try:
-        read = json.loads(json.dumps(value))
-    except (TypeError, ValueError):
-        raise UserError(f"{what}: {field.name} = {shown(value)} {UNWRITTEN}") from None
-    if not _alike(value, _plain(check(field, read, what))):  # its keys are texts
-        raise UserError(
-            f"{what}: {field.name} = {shown(value)} would be {shown(read)} when the run is resumed: say what "
-            f"its keys are, as in {field.name}: dict[int, float], or make them texts."
-        )
-    return value
+        return json.loads(json.dumps(_plain(value)))
+    except (TypeError, ValueError, RecursionError):
+        return value
+
+
+def _held(field: Field, thing: Any, what: str) -> Any:
+    """What an instance has in a field, in its type; of an enum the member, which may be a number, too."""
+    given = getattr(thing, field.name)
+    return given if isinstance(given, enum.Enum) else check(field, given, what)
+
+
+def _written(field: Field, thing: Any, what: str) -> Any:
+    """What an instance has in a field as a file gives it back, or UserError if none does."""
+    held = check(field, getattr(thing, field.name), what)
+    read = _in_file(held)
+    try:
+        known = _same(read, json.loads(json.dumps(read)))  # NaN is never
+    except (TypeError, ValueError, RecursionError):
+        known = False
+    if not known:
+        raise UserError(f"{what}: {field.name} = {shown(held)} {UNWRITTEN}")
+    return read
+
+
+def _lost(field: Field, before: Any, after: Any) -> str:
+    """Of a value that a file makes another one what to do."""
+    wanted = _type_of(before)
+    try:
+        found = _same(before, _fit(wanted, _in_file(before)))
+    except (TypeError, ValueError, OverflowError):
+        found = False
+    if not found:
+        return UNWRITTEN
+    annotation = re.sub(r"(\w+\.)+(?=\w)", "", inspect.formatannotation(wanted))  # without modules
+    return f"would be {shown(after)} in the run: write its type as {field.name}: {annotation}."
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal, but for rounding, and of one kind: a list is no tuple."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return _same([*one.items()], [*other.items()])
+    if isinstance(one, (list, tuple)) and type(one) is type(other) and len(one) == len(other):
+        return all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, float) and math.isclose(one, other, rel_tol=1e-9):
+        return True
+    return bool(one == other) and isinstance(one, enum.Enum) == isinstance(other, enum.Enum)
+
+
+def _type_of(value: Any) -> Any:
+    """The type that says what a value holds, as a field would have it."""
+    if isinstance(value, Mapping) and value:
+        return types.GenericAlias(dict, (_any_of(value), _any_of(value.values())))
+    if isinstance(value, list) and value:
+        return types.GenericAlias(list, _any_of(value))
+    if isinstance(value, tuple) and value:
+        places = tuple(map(_type_of, value))
+        return types.GenericAlias(tuple, places if len(set(places)) > 1 else (places[0], ...))
+    return None if value is None else type(value)
+
+
+def _any_of(values: Iterable[Any]) -> Any:
+    return reduce(operator.or_, dict.fromkeys(map(_type_of, values)))
 
 
 def _parts(values: str) -> list[str]:
@@ -676,7 +739,7 @@ def spec_text(registry: Registry, spec: Mapping[str, Any]) -> str:
             words += _entries(field, _by_text(given))
         elif i == 0 and given is not None:
             words.append(_within(registry, given))
-        elif given != field.default:
+        elif _in_file(given) != _in_file(field.default):
             words.append(f"{field.name}={_within(registry, given)}")
     return f"{spec['name']}:{','.join(words)}" if words else str(spec["name"])
 
@@ -684,7 +747,8 @@ def spec_text(registry: Registry, spec: Mapping[str, Any]) -> str:
 def short_text(registry: Registry, spec: Mapping[str, Any]) -> str:
     """As `spec_text`, but the name alone if all fields are at their defaults."""
     try:
-        usual = all(spec.get(f.name, f.default) == f.default for f in fields(registry.cls(spec["name"])))
+        known = fields(registry.cls(spec["name"]))
+        usual = all(_in_file(spec.get(f.name, f.default)) == _in_file(f.default) for f in known)
     except UserError:  # a class of the user's that is no longer there
         usual = True
     return str(spec["name"]) if usual else spec_text(registry, spec)
