@@ -39,7 +39,10 @@ def test_waiting_threads_spin_briefly_unless_somebody_said_otherwise(before, giv
 
 AROUND = {"backends", "rounds", "experiment", "together", "comparison", "flower", "papers", "cli"}
 """What is built around hooks, data, networks and measures."""
+INSIDE = {"algorithms", "data", "models", "training", "measures"}
 UNKNOWN = {
+    "fields": {"specs", "config", *INSIDE, *AROUND},
+    "specs": {"config", *INSIDE, *AROUND},
     "algorithms": {"data", "training", *AROUND},
     "data": {"algorithms", "models", "training", "measures", *AROUND},
     "models": {"algorithms", "training", "measures", *AROUND},

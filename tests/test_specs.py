@@ -23,6 +23,7 @@ from fedrecall.algorithms.fedavg import FedAvg
 from fedrecall.config import Config
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
+from fedrecall.fields import fields
 from fedrecall.measures import MEASURES
 from fedrecall.specs import Range, Registry
 
@@ -58,7 +59,7 @@ REGISTRY = Registry("thing", {"thing": f"{__name__}:Thing", "needy": f"{__name__
 
 
 def test_fields_carry_type_range_default_and_docstring_also_inherited_ones():
-    share, count, mode, on, _names = specs.fields(Thing)
+    share, count, mode, on, _names = fields(Thing)
     assert (share.name, share.default, share.range) == ("share", 0.5, Range(0, 1))
     assert share.doc.startswith("A share.")
     assert count.doc == "How many."
@@ -211,7 +212,7 @@ def test_a_value_of_another_kind_is_refused_by_what_the_field_takes(key, given, 
 
 
 def test_what_a_class_makes_of_itself_is_no_setting():
-    assert [f.name for f in specs.fields(Kinds)] == ["any_of", "number", "whole", "level", "on"]
+    assert [f.name for f in fields(Kinds)] == ["any_of", "number", "whole", "level", "on"]
     with pytest.raises(UserError, match="kinds has no 'made'"):
         specs.build(Kinds, {"made": 8}, "kinds")
 
@@ -223,7 +224,7 @@ class Retold(Base):
 
 
 def test_what_a_class_says_of_a_field_goes_before_what_its_base_says():
-    share, count = specs.fields(Retold)
+    share, count = fields(Retold)
     assert share.doc.startswith("A share.")
     assert count.doc == "How many, told anew."
 

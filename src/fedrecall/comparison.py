@@ -18,6 +18,7 @@ from fedrecall.contracts import promise
 from fedrecall.data.datasets import Dataset, load
 from fedrecall.errors import Busy, Diverged, UserError
 from fedrecall.experiment import Experiment, Result, Sink, check
+from fedrecall.fields import fields
 from fedrecall.ingredients import device_of
 from fedrecall.models.networks import named
 from fedrecall.records import AT_HOME, RunFolder, how_often, looked_back_on, scalars, steps
@@ -297,12 +298,12 @@ def combinations(over: Iterable[tuple[str, Sequence[Any], str]]) -> list[dict[st
 
 def _check_whose(named: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]) -> None:
     """Raise UserError if one of the settings of all runs is that of an algorithm."""
-    of_all = {field.name for field in specs.fields(Config)}
+    of_all = {field.name for field in fields(Config)}
     for key in dict.fromkeys(key for some in settings for key in some if key not in of_all):
         values = [some[key] for some in settings if key in some]
         for name, algorithm in named.items():
             made = ALGORITHMS.make(algorithm)
-            if key in (field.name for field in specs.fields(type(made))):
+            if key in (field.name for field in fields(type(made))):
                 if isinstance(algorithm, str):
                     alone = ALGORITHMS.placed(algorithm)[0]
                 else:

@@ -15,6 +15,7 @@ from fedrecall.data.augmentation import Augmentation, default_for
 from fedrecall.data.datasets import DATASETS, original
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError, nearest, shown
+from fedrecall.fields import check, fields
 from fedrecall.measures import MEASURES
 from fedrecall.models.networks import named
 from fedrecall.sinks import SINKS
@@ -98,8 +99,8 @@ class Config:
 
     def __post_init__(self) -> None:
         """Check every field, also of a config that a program makes, and complete what depends on others."""
-        for known in specs.fields(Config):
-            object.__setattr__(self, known.name, specs.check(known, getattr(self, known.name), "config"))
+        for known in fields(Config):
+            object.__setattr__(self, known.name, check(known, getattr(self, known.name), "config"))
         for name, registry in REGISTRIES.items():
             object.__setattr__(self, name, registry.spec(registry.make(getattr(self, name))))
         object.__setattr__(self, "model", named(self.model))
@@ -212,9 +213,9 @@ def make(values: Mapping[str, Any]) -> Config:
     values = dict(values)
     if "training" in values and not isinstance(values["training"], Recipe):
         values["training"] = specs.build(Recipe, _mapping(values["training"], "training"), "training")
-    known = [f.name for cls in (Config, Recipe) for f in specs.fields(cls)]
+    known = [f.name for cls in (Config, Recipe) for f in fields(cls)]
     for key in values:  # those of the training may be meant, too
-        if key not in {f.name for f in specs.fields(Config)}:
+        if key not in {f.name for f in fields(Config)}:
             if key in known:
                 raise UserError(f"config has {key!r} among those of the training: give training.{key}.")
             raise UserError(f"config has no {key!r}; {nearest(key, known)}")
@@ -249,7 +250,7 @@ def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def in_full(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with those of the local training, which may be named alone, by their dotted keys."""
-    recipe = {f.name for f in specs.fields(Recipe)}
+    recipe = {f.name for f in fields(Recipe)}
     return {f"training.{k}" if k in recipe else k: v for k, v in settings.items()}
 
 

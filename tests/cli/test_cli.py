@@ -23,7 +23,7 @@ from rich.console import Console
 
 import fedrecall
 from fedrecall import config as configs
-from fedrecall import files, specs
+from fedrecall import files
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.backends.vectorised import Vectorised
 from fedrecall.cli import main, progress
@@ -37,6 +37,7 @@ from fedrecall.config import Config
 from fedrecall.data import partitions
 from fedrecall.errors import UserError
 from fedrecall.experiment import Result
+from fedrecall.fields import fields
 from fedrecall.records import RunFolder
 from fedrecall.reports.runs import open_runs
 from fedrecall.training import Recipe
@@ -1348,7 +1349,7 @@ def test_every_command_has_an_example_and_all_it_takes_has_help(name):
 def test_what_takes_a_config_has_an_option_for_all_of_it():
     group = typer.main.get_command(app)
     taken = {name: {p.name for p in group.get_command(None, name).params} for name in COMMANDS}
-    settings = {f.name for f in (*specs.fields(Config), *specs.fields(Recipe))} - {"training"}
+    settings = {f.name for f in (*fields(Config), *fields(Recipe))} - {"training"}
     assert len(settings) > 28
     assert taken["run"] > settings
     assert taken["compare"] > settings - {"algorithm"}

@@ -6,10 +6,10 @@ from flwr.common.config import parse_config_args
 from tests.flower.federation import app_config
 
 from fedrecall import config as configs
-from fedrecall import specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.errors import UserError
+from fedrecall.fields import fields
 from fedrecall.flower import APP, hosting
 from fedrecall.flower.hosting import NOT_HERE, Hosting
 from fedrecall.training import Recipe
@@ -25,16 +25,16 @@ def flat(given, prefix=""):
 
 def test_the_app_offers_every_setting_with_its_default():
     """`flwr run` refuses keys that the app does not list: a new field must be listed there."""
-    fields = {f.name: f for f in specs.fields(Config) if f.name not in (*NOT_HERE, "training")}
-    fields |= {f.name: f for f in specs.fields(Hosting)}
-    fields |= {f"training.{f.name}": f for f in specs.fields(Recipe)}
+    known = {f.name: f for f in fields(Config) if f.name not in (*NOT_HERE, "training")}
+    known |= {f.name: f for f in fields(Hosting)}
+    known |= {f"training.{f.name}": f for f in fields(Recipe)}
     offered = dict(flat(app_config()))
-    assert offered.keys() == fields.keys()
-    for name, field in fields.items():
+    assert offered.keys() == known.keys()
+    for name, field in known.items():
         usual = {**hosting.DEFAULTS, "clients": "", "dataset": ""}.get(name, field.default)
         assert offered[name] == ("" if usual in (None, ()) else usual), name
     comments = re.findall(r"^# (.*)\n(\w+) =", (APP / "pyproject.toml").read_text(), re.MULTILINE)
-    assert len(comments) == len(fields)
+    assert len(comments) == len(known)
 
 
 def test_the_apps_defaults_are_the_configs():

@@ -11,12 +11,12 @@ import torch
 from tests.measures.conftest import EYE, SWAP, in_chains, weights
 from torch import nn
 
-from fedrecall import specs
 from fedrecall.algorithms.fedavg import FedAvg, Memory
 from fedrecall.data.augmentation import plain
 from fedrecall.data.client import ClientData
 from fedrecall.data.datasets import Split
 from fedrecall.errors import UserError
+from fedrecall.fields import fields
 from fedrecall.measures import MEASURES
 from fedrecall.measures.alignment import SILENT, alignment, last_linear, preferences, preferred
 from fedrecall.measures.divergence import distribution_distance, weight_divergence
@@ -35,7 +35,7 @@ def test_every_measure_makes_json_and_explains_its_options(name, moment):
     measure = MEASURES.make({"name": name, **CLEAR.get(name, {})})
     assert isinstance(measure, Measure)
     assert type(measure).__doc__
-    assert all(f.doc for f in specs.fields(type(measure)))
+    assert all(f.doc for f in fields(type(measure)))
     assert MEASURES.make(f"{name}:7").every == 7
     found = measure(moment)
     assert json.loads(json.dumps(found, allow_nan=False)) == found

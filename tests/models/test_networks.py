@@ -11,8 +11,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 import fedrecall
-from fedrecall import specs
 from fedrecall.errors import UserError
+from fedrecall.fields import fields
 from fedrecall.models import MODELS, KeyedDropout, activation_layer, build, module_from, networks
 
 DIGITS, MNIST, CIFAR, TINY = (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)
@@ -221,7 +221,7 @@ def test_every_field_of_every_model_is_documented_and_its_spec_makes_it_again():
         made = MODELS.make(name)
         assert MODELS.make(MODELS.spec(made)) == made
         assert dataclasses.is_dataclass(made)
-        for field in specs.fields(type(made)):
+        for field in fields(type(made)):
             assert field.doc, (name, field.name)
 
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from fedrecall import config as configs
-from fedrecall import specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.errors import UserError
+from fedrecall.fields import Field, fields
 from fedrecall.training import Recipe
 
 Settings = dict[str, Any]
@@ -35,7 +35,7 @@ _PANELS = {
         "model",
         "initial",
         "rounds",
-        *(f.name for f in specs.fields(Recipe)),
+        *(f.name for f in fields(Recipe)),
         "precision",
     ),
     "Randomness": ("seed", "partition_seed", "global_seed"),
@@ -92,7 +92,7 @@ def _shown(default: Any) -> str:
     return str(default)
 
 
-def _option(field: specs.Field, panel: str) -> inspect.Parameter:
+def _option(field: Field, panel: str) -> inspect.Parameter:
     name = _SINGULAR.get(field.name, field.name)
     many = field.name in _SINGULAR
     default = "" if field.default in (None, ()) else f" (default: {_shown(field.default)})"
@@ -109,7 +109,7 @@ def _option(field: specs.Field, panel: str) -> inspect.Parameter:
     )
 
 
-def _metavar(field: specs.Field) -> str:
+def _metavar(field: Field) -> str:
     words = field.allowed
     if "whole number" in words:
         return "COUNT" if "a number" not in words else "COUNT|SHARE"
@@ -122,7 +122,7 @@ def with_config(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
     """Give a command every option of the config; they reach it as one argument ``settings``."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        known = {f.name: f for f in (*specs.fields(Config), *specs.fields(Recipe)) if f.name != "training"}
+        known = {f.name: f for f in (*fields(Config), *fields(Recipe)) if f.name != "training"}
         added = [
             _option(known[name], panel)
             for panel, names in _PANELS.items()

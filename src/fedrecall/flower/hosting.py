@@ -11,6 +11,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.multi_teacher import MultiTeacher
 from fedrecall.config import Config
 from fedrecall.errors import UserError
+from fedrecall.fields import fields
 from fedrecall.flower import masks
 from fedrecall.flower.node import ELSEWHERE
 from fedrecall.ingredients import chain_count
@@ -63,7 +64,7 @@ class Hosting:
 def read(given: Mapping[str, Any]) -> tuple[Config, Hosting]:
     """The run's config and its hosting from Flower's run config, in which an empty text is no value."""
     values = {k.replace("-", "_"): v for k, v in given.items() if v != ""}
-    own = {f.name for f in specs.fields(Hosting)}
+    own = {f.name for f in fields(Hosting)}
     for name, why in NOT_HERE.items():
         if name in values:
             raise UserError(f"{name} cannot be set in a federation: {why}.")

@@ -14,10 +14,10 @@ from typing import Any
 import yaml
 
 from fedrecall import config as configs
-from fedrecall import specs
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.errors import UserError, nearest
+from fedrecall.fields import fields
 from fedrecall.papers.quantities import QUANTITIES
 from fedrecall.papers.results import APART, identity
 
@@ -215,7 +215,7 @@ class Table:
         ``algorithm`` is what the method is, if that is more than its name says.
         """
         name, given = ALGORITHMS.placed(algorithm or method)
-        open_ = {f.name for f in specs.fields(ALGORITHMS.cls(name))} - given.keys()
+        open_ = {f.name for f in fields(ALGORITHMS.cls(name))} - given.keys()
         settings = {
             k: v
             for k, v in self.setups[column].items()

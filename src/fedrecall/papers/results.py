@@ -22,6 +22,7 @@ from fedrecall.algorithms import ALGORITHMS
 from fedrecall.config import Config
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError
+from fedrecall.fields import fields
 from fedrecall.measures import MEASURES
 from fedrecall.own_modules import named
 from fedrecall.reports.runs import ELSEWHERE, RESULT, Run
@@ -170,9 +171,9 @@ def _compared(config: Config) -> dict[str, Any]:
 def _unusual(key: str, value: Any) -> Any:
     """A config's value, without the fields of its own that are at their defaults."""
     if key == "training":
-        known = specs.fields(Recipe)
+        known = fields(Recipe)
     elif key in configs.REGISTRIES:
-        known = specs.fields(configs.REGISTRIES[key].cls(value["name"]))
+        known = fields(configs.REGISTRIES[key].cls(value["name"]))
     else:
         return value
     usual = {f.name: f.default for f in known}

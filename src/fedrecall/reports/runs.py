@@ -29,6 +29,7 @@ from fedrecall.data.augmentation import default_for
 from fedrecall.data.datasets import DATASETS, Dataset, load
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import Gone, Malformed, NothingYet, UserError, shown
+from fedrecall.fields import fields
 from fedrecall.ingredients import auxiliary_per_class, make_model, normalised
 from fedrecall.initial import saved
 from fedrecall.memories import AtNode, Memories
@@ -129,7 +130,7 @@ class Run:
         found["training"] = {**usual["training"], **given["training"]}
         for kind, registry in configs.REGISTRIES.items():
             if given[kind]["name"] in registry:
-                known = specs.fields(registry.cls(given[kind]["name"]))
+                known = fields(registry.cls(given[kind]["name"]))
                 usual_here = {f.name: f.default for f in known if f.default is not dataclasses.MISSING}
                 found[kind] = {**usual_here, **given[kind]}
         found[HELD] = found[HELD] or self._needed

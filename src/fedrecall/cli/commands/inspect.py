@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedrecall import config as configs
-from fedrecall import files, payloads, privacy, provenance, specs, trees
+from fedrecall import files, payloads, privacy, provenance, trees
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.backends import BACKENDS
@@ -29,6 +29,7 @@ from fedrecall.data import datasets, partitions
 from fedrecall.data.datasets import DATASETS, Dataset
 from fedrecall.data.partitions import PARTITIONS
 from fedrecall.errors import UserError, nearest, sentence
+from fedrecall.fields import Field, fields
 from fedrecall.ingredients import describe, federate
 from fedrecall.measures import MEASURES
 from fedrecall.models import kernels
@@ -84,7 +85,7 @@ def list_command(
     shown.add_column("what it is")
     for name in registry:
         cls = registry.cls(name)
-        parameters = ", ".join(_assignment(f) for f in specs.fields(cls))
+        parameters = ", ".join(_assignment(f) for f in fields(cls))
         shown.add_row(name, Text(parameters), Text(summary(cls)))
     out.print(shown)
 
@@ -133,10 +134,9 @@ def show_command(
     if own is not None and not is_dataclass(own):  # a network, or a function that makes one
         out.print(f"called as {own.__name__}{signature(own)}", soft_wrap=True, markup=False, highlight=False)
         return
-    fields = specs.fields(cls)
-    if fields:
+    if known := fields(cls):
         shown = Table("parameter", "default", "allowed", "meaning", box=None, pad_edge=False)
-        for f in fields:
+        for f in known:
             default = "(needed)" if _is_missing(f.default) else str(f.default)
             shown.add_row(Text(f.name, "bold"), Text(default), Text(f"{f.allowed}{f.how}"), Text(f.doc))
         out.print(shown)
@@ -229,7 +229,7 @@ def _footprint(algorithm: Any, networks: Sequence[str], dataset: Dataset) -> Gro
 @app.command("partition")
 @with_config(
     without=(
-        *("algorithm", "model", "initial", *(f.name for f in specs.fields(Recipe)), "precision"),
+        *("algorithm", "model", "initial", *(f.name for f in fields(Recipe)), "precision"),
         *("sample", "chains", "augmentation", "test_augmentation", *configs.MAY_CHANGE, "on_failure"),
     )
 )
@@ -380,7 +380,7 @@ def summary(cls: type) -> str:
     return " ".join(lines.split())
 
 
-def _assignment(field: specs.Field) -> str:
+def _assignment(field: Field) -> str:
     return field.name if _is_missing(field.default) else f"{field.name}={field.default}"
 
 
