@@ -30,8 +30,10 @@ def block(names: Sequence[str], results: Results) -> str:
         for table in paper.tables.values():
             for cell in (*table.cells, *guests(paper, table, results)):
                 config = cell.config()
+                if config.algorithm["name"] not in names:
+                    continue
                 said = identity(config), tuple((q, p.value) for q, p in cell.published.items())
-                if config.algorithm["name"] in names and said not in seen:
+                if said not in seen:
                     seen.add(said)
                     own = measured_rows(paper, table, cell, results)
                     cells.append([[f"{name}/{table.name}", *row] for row in own])

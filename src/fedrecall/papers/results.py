@@ -361,7 +361,7 @@ class Results:
 
     def add(self, found: Outcome) -> None:
         """Keep it, unless the same run went further."""
-        self._by_subject.setdefault(_subject(found.config), set()).add(found.identity)
+        self._by_subject.setdefault(subject(found.config), set()).add(found.identity)
         precisions = self._by_identity.setdefault(found.identity, {})
         seeds = precisions.setdefault(found.config.precision, {})
         kept = seeds.get(found.seed)
@@ -395,7 +395,7 @@ class Results:
 
     def about(self, config: Config) -> list[Outcome]:
         """The runs on this data set with this algorithm, in whatever setup."""
-        return [run for i in sorted(self._by_subject.get(_subject(config), ())) for run in self._runs(i)]
+        return [run for i in sorted(self._by_subject.get(subject(config), ())) for run in self._runs(i)]
 
     def _runs(self, identity: str) -> Iterator[Outcome]:
         return (run for seeds in self._by_identity[identity].values() for run in seeds.values())
@@ -407,7 +407,8 @@ class Results:
         return sum(1 for _ in self)
 
 
-def _subject(config: Config) -> tuple[str, str]:
+def subject(config: Config) -> tuple[str, str]:
+    """What no switch changes: the data set and the algorithm, whatever its settings."""
     return config.dataset["name"], config.algorithm["name"]
 
 

@@ -11,7 +11,7 @@ from fedrecall.config import Config
 from fedrecall.ingredients import auxiliary_per_class
 from fedrecall.papers.paper import Cell, Paper, Table, Variant
 from fedrecall.papers.quantities import NEVER, QUANTITIES, Question, smooth, smoothed
-from fedrecall.papers.results import Outcome, Results, identity
+from fedrecall.papers.results import Outcome, Results, identity, subject
 from fedrecall.reports.statistics import Summary, summary
 from fedrecall.specs import short_text, spec_text
 
@@ -317,7 +317,10 @@ def guests(paper: Paper, table: Table, results: Results) -> list[Cell]:
 
 def _is_of(paper: Paper, cell: Cell, run: Outcome) -> bool:
     """Whether a run is one of the cell, in the paper's setup or with switches."""
-    return identity(cell.config()) == run.identity or paper.reading(cell, run.config) is not None
+    config = cell.config()
+    if subject(config) != subject(run.config):
+        return False
+    return identity(config) == run.identity or paper.reading(cell, run.config) is not None
 
 
 def _published(paper: Paper, table: Table, run: Outcome) -> bool:
