@@ -670,7 +670,8 @@ def _models(folder: Path) -> dict[str, Path]:
 def _predict(run: Path, example: Path, told: Path, **options: Any) -> None:
     with contextlib.redirect_stdout(console()):
         predict_command(run, [example], csv_=told, **options)
-    (_, _, *names), *rows = csv.reader(told.read_text().splitlines())
+    with told.open(newline="") as file:  # a name may hold what else ends lines
+        (_, _, *names), *rows = csv.reader(file)
     assert rows
     for _, best, *shares in rows:
         assert abs(sum(map(float, shares)) - 1) < 1e-4
