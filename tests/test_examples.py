@@ -24,6 +24,17 @@ from tools import reliability
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 DOCS = Path(__file__).parent.parent / "docs"
+BY_HAND = {
+    "dataset": "digits",
+    "model": "mlp:16",
+    "workers": 2,
+    "seed": 1,
+    "precision": "float64",
+    "momentum": 0.9,
+    "batch_size": 10,
+    "partition": "shards:2",
+}
+"""A federation that is trained by hand beside the package."""
 
 
 def configs_of(page, folder):
@@ -72,21 +83,8 @@ def test_layers_that_a_network_does_not_have_are_told():
 @pytest.mark.parametrize("backend", ["serial", "processes", "vectorised"])
 def test_layers_that_stay_with_clients(backend, tmp_path):
     algorithm = f"{EXAMPLES / 'fedper.py'}:FedPer"
-    how = {
-        "algorithm": algorithm,
-        "dataset": "digits",
-        "clients": 4,
-        "sample": 4,
-        "model": "mlp:16",
-        "backend": backend,
-        "workers": 2,
-        "seed": 1,
-        "precision": "float64",
-        "momentum": 0.9,
-        "batch_size": 10,
-        "partition": "shards:2",
-        "measures": ["personal", "locals", "fairness"],
-    }
+    how = {**BY_HAND, "algorithm": algorithm, "clients": 4, "sample": 4, "backend": backend}
+    how["measures"] = ["personal", "locals", "fairness"]
     done = fedrecall.run(tmp_path / "run", rounds=2, **how)
     fedrecall.run(tmp_path / "run", rounds=3, resume=True, **how)
     first, last = done.model.initial().params, done.weights.params
@@ -132,20 +130,8 @@ def test_layers_that_stay_with_clients(backend, tmp_path):
 
 @pytest.mark.parametrize("backend", ["serial", "processes", "vectorised"])
 def test_a_model_of_ones_own_beside_the_shared_one(backend, tmp_path):
-    how = {
-        "dataset": "digits",
-        "clients": 3,
-        "sample": 3,
-        "model": "mlp:16",
-        "backend": backend,
-        "workers": 2,
-        "seed": 1,
-        "precision": "float64",
-        "momentum": 0.9,
-        "batch_size": 10,
-        "partition": "shards:2",
-        "measures": ["personal", "locals", "divergence", "fairness"],
-    }
+    how = {**BY_HAND, "clients": 3, "sample": 3, "backend": backend}
+    how["measures"] = ["personal", "locals", "divergence", "fairness"]
     plain = fedrecall.run(rounds=2, **how)
     done = fedrecall.run(
         tmp_path / "run", rounds=2, algorithm=f"{EXAMPLES / 'ditto.py'}:Ditto:lam=0.5", **how

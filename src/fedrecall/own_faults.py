@@ -40,7 +40,7 @@ def note(error: BaseException) -> None:
     """Note on an error that is no UserError where in somebody's own code it is, if in any."""
     frames = list(traceback.walk_tb(error.__traceback__))
     first = _first([frame.f_code.co_filename for frame, _ in frames])
-    if isinstance(error, UserError) or first is None or _noted(error):
+    if isinstance(error, UserError) or first is None or where(error):
         return
     frame, line = frames[first]
     hint = next((f" {said}" for pattern, said in HINTS if re.search(pattern, str(error))), "")
@@ -53,7 +53,7 @@ def reason(error: Exception) -> str:
         return str(error)
     said = (str(error).strip().splitlines() or [""])[0]
     said = printable(f"{type(error).__name__}: {said}" if said else type(error).__name__)
-    return f"{sentence(said)} {noted}" if (noted := _noted(error)) else said
+    return f"{sentence(said)} {place}" if (place := where(error)) else said
 
 
 def told(error: BaseException) -> str:
@@ -61,7 +61,7 @@ def told(error: BaseException) -> str:
     note(error)
     made = traceback.TracebackException.from_exception(error)
     elsewhere = any(text.startswith(ELSEWHERE) for text in _notes(error))
-    _cut(made, _noted(error) is not None and elsewhere)
+    _cut(made, where(error) is not None and elsewhere)
     return "".join(made.format())
 
 
@@ -83,7 +83,7 @@ def _cut(made: traceback.TracebackException, elsewhere: bool = False) -> None:
 _BEGIN = "In `"
 
 
-def _noted(error: BaseException) -> str | None:
+def where(error: BaseException) -> str | None:
     """Where it is, as `note` or another process's has noted."""
     lines = [text.splitlines()[-1] for text in _notes(error) if text]
     return next((line for line in reversed(lines) if line.startswith(_BEGIN)), None)

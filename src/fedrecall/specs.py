@@ -166,11 +166,11 @@ class Registry:
                 f"unknown {self.kind} {word!r}, nor is there a module of that name; did you mean {close!r}?"
             )
 
-    def make(self, spec: Any, **overrides: Any) -> Any:
+    def make(self, spec: Any) -> Any:
         """An instance from ``name``, ``name:value,key=value``, a mapping with a ``name``, a class, or one."""
         name, values = self.placed(spec)
         cls = self.cls(name)
-        made: Any = build(cls, values | overrides, f"{self.kind} {name}")
+        made: Any = build(cls, values, f"{self.kind} {name}")
         if self.base is not None:
             _tell_init(cls)
         return made

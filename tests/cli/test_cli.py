@@ -1129,6 +1129,15 @@ def test_debug_shows_the_traceback(words, kind, said, monkeypatch, tmp_path):
         main()
 
 
+def test_an_error_of_our_own_is_shown_whole_and_not_promised_again(call, monkeypatch):
+    monkeypatch.setattr("fedrecall.cli.commands.inspect.KINDS", None)
+    code, _, err = call("list", "models")
+    assert code == 1
+    assert "Traceback" in err
+    assert "in list_command" in err
+    assert "--debug" not in err
+
+
 @pytest.mark.parametrize("kind", ["algorithms", "datasets", "partitions", "models", "measures"])
 def test_list_names_everything(call, kind):
     from fedrecall.cli.commands.inspect import KINDS

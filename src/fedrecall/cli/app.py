@@ -184,7 +184,8 @@ def main() -> None:
             raise
         if lacks_memory(error):
             _refuse(NO_MEMORY, NOT_NOW)
-        said = f"{own_faults.told(error)}{own_faults.WHOLE}"
+        said = own_faults.told(error)  # all of it where it is in no code of the user's
+        said += "" if own_faults.where(error) is None else own_faults.WHOLE
         err.print(said, markup=False, highlight=False, soft_wrap=True)
         sys.exit(BROKEN)
 
