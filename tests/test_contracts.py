@@ -942,7 +942,7 @@ def deploys(change: Any) -> Any:
     [
         (lambda weights: weights.params, "`deploy` returns a dict: it must be Weights"),
         (lambda weights: weights._replace(params={}), "which `deploy` returns, has weights without"),
-        (lambda weights: [p.zero_() for p in weights.params.values()] and weights, "`deploy` changes"),
+        (lambda weights: [p.zero_() for p in weights.params.values()] and weights, "`deploy` changes w"),
     ],
 )
 def test_the_model_that_a_client_uses_is_one(change, said, monkeypatch):

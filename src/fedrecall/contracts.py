@@ -93,11 +93,16 @@ def full(weights: Any, model: Any, hook: str, what: str) -> None:
 
 
 def deployed(algorithm: FedAvg, weights: Weights, memory: Any) -> Weights:
-    """The model that a client uses, of one that travels and what it keeps; UserError if that is none."""
-    with untouched((weights, memory), "deploy", "what it is given"):
+    """The model that a client uses, of one that travels and what it keeps; UserError if that is none.
+
+    What it trains beside the network, as `personal` may say, is no part of it.
+    """
+    with untouched({"weights": weights, "memory": memory}, "deploy", "what it is given"):
         own = algorithm.deploy(weights, memory)
     full(own, weights, "deploy", "the client's model")
-    return own
+    if own.params.keys() <= weights.params.keys():
+        return own
+    return own._replace(params={n: p for n, p in own.params.items() if n in weights.params})
 
 
 def one_form(ups: Sequence[Any]) -> None:

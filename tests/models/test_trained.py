@@ -79,6 +79,45 @@ def test_a_clients_model_has_the_layers_that_it_keeps(algorithm, tmp_path, capsy
     assert f"{share:.1%}" in out
 
 
+BIASED = """
+from dataclasses import dataclass
+from typing import NamedTuple
+import torch
+from fedrecall import FedAvg
+from fedrecall.algorithms.fedavg import Up
+from fedrecall.losses import cross_entropy
+
+class Memory(NamedTuple):
+    own: dict
+
+@dataclass(frozen=True)
+class Biased(FedAvg):
+    def remember(self, weights):
+        return Memory({"bias": torch.zeros(10)})
+
+    def personal(self, weights, memory):
+        return weights._replace(params=weights.params | memory.own)
+
+    def loss(self, model, params, anchor, batch):
+        return batch.mean(cross_entropy(model(params, batch.x) + params["bias"], batch.y))
+
+    def finish(self, model, weights, anchor, memory, data, sgd):
+        shared = {n: weights.params[n] for n in anchor.weights.params}
+        return Up(weights._replace(params=shared)), Memory({"bias": weights.params["bias"]})
+"""
+
+
+def test_what_a_client_trains_beside_the_network_is_no_part_of_the_model_that_it_uses(tmp_path):
+    (tmp_path / "mine.py").write_text(BIASED)
+    settings = SETTINGS | {"dataset": "digits", "model": "mlp:8", "rounds": 1, "measures": ["personal"]}
+    result = fedrecall.run(tmp_path / "run", algorithm=f"{tmp_path / 'mine.py'}:Biased", **settings)
+    found = result.history[-1]["measures"]["personal"]
+    used = [fedrecall.trained(tmp_path / "run", client=k).network.state_dict() for k in found["clients"]]
+    for own in used:
+        assert own.keys() == result.weights.params.keys()
+        assert all(torch.equal(own[n], p) for n, p in result.weights.params.items())
+
+
 def test_whose_model_cannot_be_had_is_said(tmp_path, capsys, monkeypatch):
     settings = SETTINGS | {"dataset": "digits", "model": "mlp:8", "rounds": 1}
     fedrecall.run(tmp_path / "alike", algorithm="fedavg", **settings)
