@@ -27,7 +27,11 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class Ditto(FedAvg):
-    """FedAvg, and for each client a model that is held near the shared one (Li et al., 2021)."""
+    """FedAvg, and for each client a model that is held near the shared one (Li et al., 2021).
+
+    For networks without running statistics, such as resnet10:norm=group: both models' passes would update
+    the same ones, and what is shared would not be FedAvg's.
+    """
 
     lam: Annotated[float, NON_NEGATIVE] = 0.1
     """Weight of the distance."""
