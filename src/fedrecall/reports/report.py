@@ -92,7 +92,7 @@ def report(
     out: Path | str = "report.html",
     *,
     title: str | None = None,
-    targets: Sequence[float] = (),
+    targets: float | Sequence[float] = (),
     baseline: str | None = None,
 ) -> Path:
     """Put runs on one HTML page, as the command does: ``fedrecall.report("runs")``; returns where it is.
@@ -104,7 +104,8 @@ def report(
     opened = [run for run in given if isinstance(run, Run)]
     if len(opened) < len(given) or not given:
         opened = open_runs([run.path if isinstance(run, Run) else run for run in given])
-    built = build(opened, title=title, targets=targets, baseline=baseline)
+    several = [targets] if isinstance(targets, (int, float)) else targets
+    built = build(opened, title=title, targets=several, baseline=baseline)
     out = files.expanded(out)
     with files.placing(out):
         files.write(out, built.encode(errors="replace"))  # a folder's name may be no text
