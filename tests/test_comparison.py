@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,6 +106,13 @@ def test_what_the_server_holds_for_one_is_said_of_all(tmp_path):
     assert found.notes[0] in str(found)
     assert fedrecall.compare("fedavg", **settings).notes == []
     assert fedrecall.compare("fedavg", auxiliary_per_class=5, **settings).notes == []  # as it was said
+
+
+def test_of_what_accuracy_is_is_said_where_clients_have_models_of_their_own():
+    fedper = f"{Path(__file__).parents[1] / 'examples' / 'fedper.py'}:FedPer"
+    for measures, where in ([], "the measure fairness"), (["fairness"], "the columns of clients"):
+        found = fedrecall.compare("fedavg", fedper, measures=measures, progress=False, **SMALL)
+        assert found.notes == [f"Accuracy of {fedper}: of what travels; of clients' own models see {where}."]
 
 
 def test_data_that_were_given_are_those_of_all_runs():

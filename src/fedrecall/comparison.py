@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from fedrecall import config as configs
 from fedrecall import files, own_faults, own_modules, specs
 from fedrecall.algorithms import ALGORITHMS
+from fedrecall.algorithms.fedavg import FedAvg, keeps_own
 from fedrecall.config import Config
 from fedrecall.contracts import promise
 from fedrecall.data.datasets import Dataset, load
@@ -214,17 +215,27 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What the numbers depend on that no setting says."""
-        needy = [p for p in self.plans if ALGORITHMS.make(p.made.algorithm).auxiliary_per_class]
+        """What the numbers depend on, or are of, that no setting says."""
+        found = []
+        if own := self._names(keeps_own):
+            known = any(end.clients_mean is not None for end in self._ends.values())
+            where = "the columns of clients" if known else "the measure fairness"
+            found.append(f"Accuracy of {own}: of what travels; of clients' own models see {where}.")
+        needy = self._names(lambda algorithm: algorithm.auxiliary_per_class > 0)
         held = {p.made.auxiliary_per_class or 0 for p in self.plans}
-        if len(needy) in (0, len(self.plans)) or held in (set(), {0}):
-            return []
-        names = " and ".join(dict.fromkeys(p.name for p in needy))
-        many = " or ".join(map(str, sorted(held)))
-        return [
-            f"In all runs the server holds {many} training examples of each class, which no client has, for "
-            f"{names}: without it the others' clients have these, too."
-        ]
+        if needy not in ("", self._names(lambda _: True)) and held != {0}:
+            many = " or ".join(map(str, sorted(held)))
+            found.append(
+                f"In all runs the server holds {many} training examples of each class, which no client has, "
+                f"for {needy}: without it the others' clients have these, too."
+            )
+        return found
+
+    def _names(self, of: Callable[[FedAvg], bool]) -> str:
+        """Those of such algorithms, in words."""
+        return " and ".join(
+            dict.fromkeys(p.name for p in self.plans if of(ALGORITHMS.make(p.made.algorithm)))
+        )
 
     def __str__(self) -> str:
         return "\n".join([tables.markdown(self.entries), *self.notes])

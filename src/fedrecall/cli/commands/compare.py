@@ -12,12 +12,10 @@ from rich.text import Text
 
 from fedrecall import config as configs
 from fedrecall import files
-from fedrecall.algorithms import ALGORITHMS
-from fedrecall.algorithms.fedavg import keeps_own
 from fedrecall.cli import options, progress
 from fedrecall.cli.app import BROKEN, FAILED, NOT_NOW, app, err, out
 from fedrecall.cli.options import DataRoot, Set, Settings, gather, several, with_config
-from fedrecall.comparison import Comparison, End, Planned, Row, combinations, difference
+from fedrecall.comparison import Comparison, End, Row, combinations, difference
 from fedrecall.errors import UserError
 from fedrecall.models.networks import MODELS
 from fedrecall.reports import tables as written
@@ -124,7 +122,7 @@ def _axis(given: str) -> tuple[str, list[str], str]:
 
 
 def _tell(made: Comparison) -> None:
-    """Print the tables, why runs failed, and what accuracy is of where that is not what it seems."""
+    """Print the tables, why runs failed, and what the numbers depend on."""
     found = made.rows
     for setting, rows in found.items():
         if any(map(_played, rows)):
@@ -137,7 +135,6 @@ def _tell(made: Comparison) -> None:
                     at = f", {setting}" if setting else ""
                     out.print(f"{r.name}{at}, seed {seed} failed: {why}", markup=False, soft_wrap=True)
     if any(_played(r) for rows in found.values() for r in rows):
-        _tell_of_what_accuracy_is(made.plans)
         for note in made.notes:
             out.print(note, markup=False, highlight=False, soft_wrap=True)
 
@@ -155,14 +152,6 @@ def _numbers(made: Comparison, settings: Sequence[Mapping[str, str]]) -> dict[st
 def _all(r: Row) -> dict[str, Any]:
     """A row, of every number a list over seeds."""
     return {"name": r.name, **{of: r.each(of) for of in End._fields}}
-
-
-def _tell_of_what_accuracy_is(plans: Sequence[Planned]) -> None:
-    """Name the algorithms whose clients have other models than what is evaluated, if there are any."""
-    own = dict.fromkeys(p.name for p in plans if keeps_own(ALGORITHMS.make(p.made.algorithm)))
-    if own:
-        told = f"accuracy of {' and '.join(own)}: {progress.OF_WHAT_TRAVELS}"
-        out.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 Column = tuple[str, list[str | Text]]
