@@ -774,7 +774,8 @@ def _check_data(folder: RunFolder, starts: Sequence[Mapping[str, Any]], data: Ma
 
 def _check_code(folder: RunFolder, starts: Sequence[Mapping[str, Any]], code: Mapping[str, str]) -> None:
     """Raise UserError if the owner's code that the run in the folder was begun with has changed since."""
-    provenance.check_code(folder.path, starts, code, ", or give another --out")
+    remedy = ", delete the folder to begin the run anew, or give another --out"
+    provenance.check_code(folder.path, starts, code, remedy)
 
 
 def _played_again(folder: RunFolder, starts: Sequence[Mapping[str, Any]]) -> int:

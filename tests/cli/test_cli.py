@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import struct
 import sys
@@ -613,6 +614,9 @@ def test_a_run_of_a_comparison_that_has_recorded_nothing_is_begun_anew(call, tmp
     code, _, err = call(*asked)
     assert code == 2
     assert "was begun with other code" in err
+    assert "delete the folder to begin the run anew" in err
+    shutil.rmtree(made.parent)
+    assert call(*asked)[0] == 0
 
 
 def test_an_unexpected_error_is_shown_from_ones_own_code_on(call, tmp_path):
