@@ -65,9 +65,13 @@ def test_an_algorithm_in_the_place_of_the_folder_is_no_folder(tmp_path, monkeypa
     """It would train FedAvg into a folder of that name."""
     monkeypatch.chdir(tmp_path)
     for said in ("fedntd", "fedntd:beta=2", "FedNTD", "mine.py:Mine"):
+        meant = said.replace("FedNTD", "fedntd")
         for resume in (False, True):
-            with pytest.raises(UserError, match=f"'{said}' is an algorithm: give algorithm='{said}'"):
+            with pytest.raises(UserError, match=f"'{said}' is an algorithm: give algorithm='{meant}'"):
                 fedrecall.run(said, rounds=1, resume=resume, **SMALL)
+    for given in (fedrecall.FedAvg, fedrecall.FedAvg()):
+        with pytest.raises(UserError, match=r"folder comes first, not .*FedAvg.*: give an algorithm as algo"):
+            fedrecall.run(given, rounds=1, **SMALL)
     for key, value in (("over", {"lr": [0.1]}), ("seeds", 3)):
         with pytest.raises(UserError, match=rf"run plays one run; {key} is for fedrecall\.compare"):
             fedrecall.run(rounds=1, **{key: value}, **SMALL)

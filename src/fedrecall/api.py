@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,16 @@ def run(
     call begins a run and goes on with it. ``progress`` shows on the error stream how it goes.
     ``fedrecall run --help`` lists all settings, with - for _.
     """
+    if not (out is None or isinstance(out, (str, PathLike))):
+        raise UserError(
+            f"the run's folder comes first, not {shown(out)}: give an algorithm as algorithm=...."
+        )
     folder = RunFolder(files.expanded(out)) if out is not None else None
-    if "algorithm" not in settings and _names_algorithm(out) and not (resume and folder and folder.started):
-        raise UserError(f"the run's folder comes first, and {out!r} is an algorithm: give algorithm={out!r}.")
+    named = None if "algorithm" in settings or (resume and folder and folder.started) else _algorithm(out)
+    if named is not None:
+        raise UserError(
+            f"the run's folder comes first, and {out!r} is an algorithm: give algorithm={named!r}."
+        )
     if several := next((key for key in ("over", "seeds") if key in settings), None):
         raise UserError(f"run plays one run; {several} is for fedrecall.compare, which plays several.")
     dataset, root = _data(settings)
@@ -122,10 +130,13 @@ def _data(settings: dict[str, Any]) -> tuple[Dataset | None, Path | None]:
     return None, root
 
 
-def _names_algorithm(out: Path | str | None) -> bool:
-    """Whether what is given as a folder is an algorithm's name, or a class in a file."""
-    name = out.partition(":")[0] if isinstance(out, str) else ""
-    return name.lower() in ALGORITHMS or (name.endswith(".py") and name != out)
+def _algorithm(out: Path | str | None) -> str | None:
+    """The algorithm that is named in a folder's place, be it a class in a file; None if none is."""
+    said = out if isinstance(out, str) else ""
+    name, colon, settings = said.partition(":")
+    if name.lower() in ALGORITHMS:
+        return f"{name.lower()}{colon}{settings}"
+    return said if name.endswith(".py") and colon else None
 
 
 def _values(given: Any) -> list[Any]:
