@@ -637,6 +637,13 @@ def test_a_comparison_says_of_what_accuracy_is_where_clients_have_other_models(c
     assert "what travels" not in call("compare", "fedavg", "fedntd", *SMALL)[1]
 
 
+def test_there_is_a_column_of_differences_where_there_are_any():
+    whole = End(0.5, 0.1, 1.0, 1, 1, clients_mean=0.5, worst_tenth=0.25)
+    for second, columns in ((whole, ["accuracy - a", "clients - a"]), (End(failed="NaN"), [])):
+        (shown,) = tables([Row("a", [whole]), Row("b", [second])], 1, "", 300)
+        assert [str(c.header) for c in shown.columns if " - " in str(c.header)] == columns
+
+
 def test_a_mean_of_fewer_seeds_than_there_are_says_so():
     whole = End(0.5, 0.1, 1.0, 1_000_000, 1_000_000, 1.0, 1e-5, 0.4, 0.25)
     without = whole._replace(epsilon=None, delta=None, clients_mean=None, worst_tenth=None)

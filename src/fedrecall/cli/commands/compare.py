@@ -175,11 +175,16 @@ def _columns(rows: Sequence[Row], seeds: int, split: str) -> list[list[Column]]:
     first = rows[0]
     ends = {1: "", 2: "\n[both seeds]"}.get(seeds, "\n[95 % interval]")  # of two pairs it is the two values
     of = "" if split == "test" else f"{split}\n"
+
+    def against(what: str, field: str) -> list[Column]:
+        told: list[str | Text] = [Text(_against(first, r, seeds, field)) for r in rows]
+        return [(f"{what} - {first.name}{ends}", told)] if any(told) else []
+
     found: list[list[Column]] = [
         [
             (f"{of}accuracy %", [_accuracies(r, seeds) for r in rows]),
             ("forgetting", [_mean(r, seeds, "forgetting", digits=3) for r in rows]),
-            (f"accuracy - {first.name}{ends}", [Text(_against(first, r, seeds)) for r in rows]),
+            *against("accuracy", "accuracy"),
         ]
     ]
     if any(r.known("clients_mean") for r in rows):
@@ -187,11 +192,9 @@ def _columns(rows: Sequence[Row], seeds: int, split: str) -> list[list[Column]]:
             [
                 ("clients %", [_mean(r, seeds, "clients_mean", 100) for r in rows]),
                 ("worst tenth\nof clients %", [_mean(r, seeds, "worst_tenth", 100) for r in rows]),
+                *against("clients", "clients_mean"),
             ]
         )
-        fared: list[str | Text] = [Text(_against(first, r, seeds, "clients_mean")) for r in rows]
-        if any(fared):
-            found[-1].append((f"clients - {first.name}{ends}", fared))
     found.append(
         [
             ("training s", [_mean(r, seeds, "seconds", digits=1) for r in rows]),
@@ -262,7 +265,7 @@ def _of_fewer(r: Row, seeds: int, count: int) -> str:
     return f" ({count} of {seeds})" if count < len(r.known("accuracy")) else ""
 
 
-def _against(first: Row, other: Row, seeds: int, of: str = "accuracy") -> str:
+def _against(first: Row, other: Row, seeds: int, of: str) -> str:
     """Over the seeds whose runs both have one."""
     d = None if other is first else difference(first, other, of)
     if d is None:
