@@ -115,6 +115,14 @@ def test_of_what_accuracy_is_is_said_where_clients_have_models_of_their_own():
         assert found.notes == [f"Accuracy of {fedper}: of what travels; of clients' own models see {where}."]
 
 
+def test_inputs_that_are_normalised_in_unlike_ways_are_told_of():
+    both = ("fedavg", "private:noise=0")
+    (note,) = fedrecall.compare(*both, progress=False, **SMALL).notes
+    assert note.startswith("Inputs of private:noise=0 are normalised by fixed statistics, the others' by")
+    for alike in {"normalisation": "fixed"}, {"over": {"normalisation": ["fixed", "none"]}}:
+        assert fedrecall.compare(*both, progress=False, **alike, **SMALL).notes == []
+
+
 def test_data_that_were_given_are_those_of_all_runs():
     digits = load("digits")
     few = fedrecall.from_arrays(digits.train.x[:300, 0].numpy(), digits.train.y[:300].numpy(), name="few")

@@ -221,6 +221,13 @@ class Comparison:
             known = any(end.clients_mean is not None for end in self._ends.values())
             where = "the columns of clients" if known else "the measure fairness"
             found.append(f"Accuracy of {own}: of what travels; of clients' own models see {where}.")
+        normalised = {(p.setting, p.made.normalisation) for p in self.plans}
+        if len(dict(normalised)) < len(normalised):  # more than one of a setting
+            private = self._names(lambda algorithm: algorithm.protects)
+            found.append(
+                f"Inputs of {private} are normalised by fixed statistics, the others' by those of clients' "
+                "data, which differences are of, too: with normalisation = fixed all are alike."
+            )
         needy = self._names(lambda algorithm: algorithm.auxiliary_per_class > 0)
         held = {p.made.auxiliary_per_class or 0 for p in self.plans}
         if needy not in ("", self._names(lambda _: True)) and held != {0}:
