@@ -276,7 +276,7 @@ def own_models(folder: Path, **settings: object) -> tuple[list[dict], Experiment
         memory = one.memories.get(k) or one.algorithm.remember(one.server.weights)
         part = replace(one.federation.dataset, test=one.federation.dataset.test.part(slice(k, None, 3)))
         test = replace(one.federation, dataset=part).test
-        found.append(evaluate(one.model, one.algorithm.personal(one.server.weights, memory), test).confusion)
+        found.append(evaluate(one.model, one.algorithm.deploy(one.server.weights, memory), test).confusion)
     return list(result.history), one, found
 
 
@@ -295,6 +295,12 @@ def test_clients_own_models_are_evaluated_at_their_nodes(tmp_path, caplog):
     assert "nobody evaluates these" not in caplog.text
     play(Grid(nodes(tmp_path / "more")), algorithm=FEDPER, rounds=1)
     assert "nobody evaluates these, as nodes would if the server had no dataset" in caplog.text
+
+
+def test_what_a_client_uses_in_the_place_of_what_it_trains_is_evaluated_at_its_node(tmp_path):
+    records, _, expected = own_models(tmp_path, algorithm="examples.ditto:Ditto", model="mlp:8")
+    assert records[-1]["sites"]["own_accuracy"] == [accuracy(c) for c in expected]
+    assert records[-1]["sites"]["own_accuracy"] != records[-1]["sites"]["accuracy"]
 
 
 def test_a_client_that_lost_its_own_layers_evaluates_what_travels(tmp_path, caplog):
