@@ -596,6 +596,14 @@ def test_an_error_in_an_algorithm_ends_its_own_runs_alone(call, tmp_path, backen
     assert typo["accuracy"] == fedavg["accuracy"] == again["accuracy"]
 
 
+def test_errors_are_shown_of_a_comparison_that_was_stopped_later(call, tmp_path):
+    stopped = "class Stopped(FedAvg):\n    def loss(self, *given):\n        raise KeyboardInterrupt\n"
+    (tmp_path / "mine.py").write_text(f"{BROKEN}\n@dataclass(frozen=True)\n{stopped}")
+    code, _, err = call("compare", "mine.py:Typo", "mine.py:Stopped", *SMALL, "--backend", "serial")
+    assert code == 130
+    assert err.count("Traceback") == err.count("batch.X") == 1
+
+
 def test_a_run_of_a_comparison_that_has_recorded_nothing_is_begun_anew(call, tmp_path):
     (tmp_path / "mine.py").write_text(BROKEN)
     asked = ("compare", "mine.py:Typo", *SMALL, "--backend", "serial", "--out", "all")

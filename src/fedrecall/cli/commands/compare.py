@@ -90,6 +90,8 @@ def compare_command(
         if table is not None:
             written.write(table, made.entries)
         _tell(made)
+        for name, traceback in made.errors.items():
+            err.print(f"{name}:\n{traceback}", markup=False, highlight=False, soft_wrap=True, end="")
     for folder in made.elsewhere:
         said = "is being played by another process; the same command, given again, has its numbers."
         out.print(f"{folder} {said}", markup=False, soft_wrap=True)
@@ -99,8 +101,6 @@ def compare_command(
         out.print(f"table: {table}", markup=False)
     if out_ is not None:
         out.print(f"run folders: {out_}", markup=False)
-    for name, traceback in made.errors.items():
-        err.print(f"{name}:\n{traceback}", markup=False, highlight=False, soft_wrap=True, end="")
     if made.errors:
         raise typer.Exit(BROKEN)
     if any(r.known("failed") for of in rows.values() for r in of):
