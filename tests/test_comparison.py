@@ -168,6 +168,19 @@ def test_what_concerns_the_machine_ends_all(monkeypatch):
         fedrecall.compare(Typo, "fedavg", progress=False, **SMALL)
 
 
+def test_a_stack_of_which_one_cannot_be_made_lets_go_of_all_folders(tmp_path):
+    def play(rounds):
+        settings = SMALL | {"backend": "vectorised", "rounds": rounds, "progress": False}
+        return fedrecall.compare("fedavg", seeds=2, out=tmp_path, **settings)
+
+    play(2)
+    (tmp_path / "fedavg-seed1" / "checkpoints").rename(tmp_path / "away")
+    with pytest.raises(UserError, match="no checkpoint to go on from") as held:  # as a notebook holds it
+        play(3)
+    (tmp_path / "away").rename(tmp_path / "fedavg-seed1" / "checkpoints")
+    assert None not in [run["accuracy"] for run in play(3).runs], held
+
+
 def test_what_another_process_plays_is_said(tmp_path):
     config = configs.make(configs.nested(SMALL))
     held = fedrecall.Experiment(config, tmp_path / "fedavg-seed0")

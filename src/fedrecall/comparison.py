@@ -5,7 +5,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -141,15 +141,19 @@ class Comparison:
         once, whatever comes of the others."""
         dataset = self._datasets.of(self.plans[places[0]].made)
         experiments: dict[int, Experiment] = {}
-        for i in places:
-            planned, place = self.plans[i], self._folders[i]
-            folder = RunFolder(place) if place is not None else None
-            with suppress(Busy):
-                if folder is not None:
-                    folder.acquire()
-                resume = folder is not None and folder.recorded  # one that has recorded nothing is begun anew
-                told = sinks(planned)
-                experiments[i] = Experiment(planned.made, folder, resume=resume, dataset=dataset, sinks=told)
+        with ExitStack() as made:  # if one cannot be made, the others let go of their folders
+            for i in places:
+                planned, place = self.plans[i], self._folders[i]
+                folder = RunFolder(place) if place is not None else None
+                with suppress(Busy):
+                    if folder is not None:
+                        folder.acquire()
+                    resume = folder is not None and folder.recorded  # with nothing recorded it is begun anew
+                    experiments[i] = Experiment(
+                        planned.made, folder, resume=resume, dataset=dataset, sinks=sinks(planned)
+                    )
+                    made.callback(experiments[i].close)
+            made.pop_all()
         begun = list(experiments)
 
         def ended(number: int, found: Result | Exception) -> None:
