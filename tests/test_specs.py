@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import Enum, IntEnum
 from functools import cached_property
 from pathlib import Path
@@ -288,6 +288,26 @@ def test_what_an_init_takes_is_no_setting_unless_it_is_a_field():
     with pytest.raises(UserError, match=r"Initialised: its mu = 0\.3 is no setting.*make it a field"):
         REGISTRY.make(Initialised(0.3))
     assert REGISTRY.make(Counted(3, share=0.1)).count == 3
+
+
+@dataclass(frozen=True)
+class Once(FedAvg):
+    mu: float = 0.5
+    by: InitVar[float] = 2.0
+
+    def __post_init__(self, by: float) -> None:
+        object.__setattr__(self, "scale", by * self.mu)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Once(0.5, 3.0), lambda: Once(by=3.0), lambda: ALGORITHMS.make(f"{__name__}:Once:by=3")]
+)
+def test_what_only_a_post_init_is_given_is_no_setting(make):
+    with pytest.raises(UserError, match="class Once: its by would be no settings: make them fields"):
+        make()
+    specs._tell_init.cache_clear()
+    with pytest.warns(RuntimeWarning, match="class Once: its by would be no settings"):
+        assert ALGORITHMS.make(Once(0.25)).scale == 0.5
 
 
 @pytest.mark.parametrize("made", [lambda: Bare(mu=0.3), lambda: Bare(0.3), Bare])

@@ -532,10 +532,12 @@ def _check_declared(what: str, cls: type) -> None:
 
 @cache
 def _own_init(cls: type) -> inspect.Signature | None:
-    """The signature of an ``__init__`` that no decorator made."""
+    """The signature of an ``__init__`` that no decorator made, or made to take more than fields."""
     init = next(vars(part)["__init__"] for part in cls.__mro__ if "__init__" in vars(part))
     made = getattr(getattr(init, "__code__", None), "co_filename", "") == "<string>"
-    return None if made else inspect.signature(init)
+    signature = inspect.signature(init)
+    known = {f.name for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+    return None if made and known.issuperset([*signature.parameters][1:]) else signature
 
 
 def _check_init(cls: type, given: Sequence[Any], named: Mapping[str, Any]) -> None:
@@ -567,7 +569,7 @@ def _unheard(cls: type, init: inspect.Signature, taken: Sequence[str]) -> str:
         return ""
     return (
         f"class {cls.__qualname__}: its {', '.join(lost)} would be no settings: make them fields of the "
-        f"class, as in {lost[0]}: float = 1.0, in place of __init__, and {_decorate(cls.__name__)}"
+        f"class, as in {lost[0]}: float = 1.0, in place of __init__ or InitVar, and {_decorate(cls.__name__)}"
     )
 
 
