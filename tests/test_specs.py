@@ -771,6 +771,26 @@ def test_numbers_that_differ_are_written_differently():
     assert specs.word([0.5, 1 / 3]) == "0.5+0.3333333333333333"
 
 
+CHECKED = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from fedrecall import FedAvg
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    mus: Sequence[float] = (1.0,)
+"""
+
+
+def test_a_type_that_is_imported_for_type_checkers_alone_is_asked_for(tmp_path):
+    (tmp_path / "mine.py").write_text(CHECKED)
+    with pytest.raises(UserError, match=r"class Mine: a type of its fields names 'Sequence'.*import"):
+        ALGORITHMS.make(f"{tmp_path}/mine.py:Mine")
+
+
 MISSPELT = """
 from dataclasses import dataclass
 from fedrecall import FedAvg

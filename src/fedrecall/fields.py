@@ -111,7 +111,13 @@ _known_fields: dict[type, tuple[Field, ...]] = {}
 
 
 def _read_fields(cls: type) -> tuple[Field, ...]:
-    hints = typing.get_type_hints(cls, include_extras=True)
+    try:
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except NameError as error:
+        raise UserError(
+            f"class {cls.__qualname__}: a type of its fields names {error.name!r}, which its file lacks when "
+            "it runs: import that there, and not only for type checkers."
+        ) from error
     found = []
     for f in dataclasses.fields(cls):
         if not f.init:
