@@ -514,9 +514,14 @@ HELD = """
 import time, torch
 from argparse import Namespace
 from dataclasses import dataclass
+from enum import Flag
 from functools import partial, wraps
 from fedrecall import FedAvg
 import {helper} as other
+try:
+    from .{helper} import BORN
+except ImportError:
+    from {helper} import BORN
 
 def absolute(x): return x.abs().sum()
 def squared(x): return (x * x).sum()
@@ -539,7 +544,18 @@ class Bag:
     def __init__(self, mu): self.mu = mu
 class Fixed:
     mu = 0.0
+class Kind(Flag):
+    A, B = 1, 2
+class Meter:
+    def __init__(self, top): self.top, self.calls, self.seen, self.by = top, 0, [], {{}}
+    @torch.no_grad()
+    def __call__(self, x):
+        self.calls += 1
+        self.seen.append(self.calls)
+        self.by[self.calls] = len(self.seen)
+        return self.top
 
+KIND, METER = Kind.A, Meter(0.0)
 args, options, bag = Namespace(mu=0.0, rounds=1), Options(0.0), Bag(0.0)
 PENALTY, CLOSED, PART, LAMBDA = absolute, weighted(0.0), partial(torch.mul, 0.0), lambda x: x * 2
 WEIGHTS, TENSOR, LATER, SEEN, ROUND = [0.0], torch.zeros(2), None, {{}}, 0
@@ -563,12 +579,13 @@ class Mine(FedAvg):
     @counted
     def loss(self, model, params, anchor, batch):
         CFG["n"] += 1
-        args.calls = time.time() - START
+        args.calls = time.time() - START - BORN
         type(self).calls += 1
         zeros = torch.zeros(2)
         zeros[0] = 1.0
         SEEN.setdefault(ROUND, []).append("train")
         x = next(iter(params.values()))
+        x = x * METER(x) * bool(~KIND)
         x = x * (args.mu + options.mu + bag.mu + Fixed.mu + other.MU + CFG["mu"] + self.lambda_ * self.top)
         x = PENALTY(x) + CLOSED(x) + PART(x).sum() + LAMBDA(x).sum() + WEIGHTS[0] + TENSOR.sum()
         return super().loss(model, params, anchor, batch) + 0 * x * len(WHOLE) * bool(LATER)
@@ -597,15 +614,18 @@ see(0)
         ("LAMBDA = lambda x: x + 2", "LAMBDA"),
         ("LATER = [5.0]", "LATER"),
         ("LATER = object()", "LATER"),
+        ("KIND = Kind.B", "KIND"),
+        ("METER.top = 5.0", "METER"),
         ("args.rounds = CFG['rounds'] = bag.other = 5", None),
         ("WHOLE = {'b': (0, torch.tensor(2)), 'a': 1}; WHOLE['self'] = WHOLE", None),
         ("args, bag, CLOSED = Namespace(mu=0), Bag(0), weighted(0)", None),
         ("START = time.time()", None),
+        ("BORN = time.time() + 5000", None),
     ],
 )
 def test_what_is_looked_up_counts_by_its_value_however_it_is_held(change, said, program, home, tmp_path):
     _, helper, _ = home
-    helper.write_text("MU = 0.0")
+    helper.write_text("import time\nMU = 0.0\nBORN = time.time()")
     run = {"resume": True, "out": tmp_path / "run", **RUN, "progress": False}
     mine = program("notebook", HELD.format(helper=helper.stem))
     main = vars(sys.modules["__main__"])
@@ -614,6 +634,30 @@ def test_what_is_looked_up_counts_by_its_value_however_it_is_held(change, said, 
     exec(change, main)
     with nullcontext() if said is None else pytest.raises(UserError, match=f"another value than {said} of "):
         assert len(fedrecall.run(algorithm=mine, rounds=3, **run).history) == 3
+
+
+MUCH = """
+LONG, KEYED, SPAN = list(range(10_000)), dict.fromkeys(range(10_000)), range(10**12)
+DEEP, TWICE, PARTS = [], [], {"much": LONG, "mu": 1.0}
+for _ in range(2000):
+    DEEP = [DEEP]
+for _ in range(40):
+    TWICE = [TWICE, TWICE]
+
+def scale():
+    return float(None not in (LONG, KEYED, SPAN, DEEP, TWICE, PARTS))
+"""
+
+
+def test_what_holds_too_much_or_too_deep_is_no_setting(home):
+    """To look through it takes longer than a run, or does not end."""
+    folder, helper, _ = home
+    helper.write_text(MUCH)
+    ALGORITHMS.make(f"{folder}/mine.py:Mine")
+    noted = code({"algorithm": f"{folder}/mine.py:Mine"})
+    assert noted.keys() == {"mine.py:Mine", f"{helper.stem}.PARTS of mine.py:Mine"}
+    sys.modules[helper.stem].PARTS["mu"] = 2.0
+    assert code({"algorithm": f"{folder}/mine.py:Mine"}) != noted
 
 
 def test_values_that_earlier_versions_noted_are_passed_over(program, tmp_path):

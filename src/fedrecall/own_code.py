@@ -65,11 +65,8 @@ def _imported(text: bytes, package: str) -> tuple[str, ...]:
     for node in nodes:
         names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
         if isinstance(node, ast.ImportFrom):
-            try:
-                start = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            except ImportError:  # from outside of its package
-                continue
-            names = [f"{start}.{name}" for name in names]
+            start = taken_from(node, package)
+            names = [f"{start}.{name}" for name in names if start is not None]
         if isinstance(node, ast.Call) and _IMPORTS.search(ast.unparse(node.func)) and node.args:
             name = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
             names = [name] if isinstance(name, str) and not name.startswith(".") else []
@@ -77,6 +74,13 @@ def _imported(text: bytes, package: str) -> tuple[str, ...]:
             parts = name.split(".")
             found |= dict.fromkeys(".".join(parts[:count]) for count in range(1, len(parts) + 1))
     return tuple(found)
+
+
+def taken_from(statement: ast.ImportFrom, package: str) -> str | None:
+    """The module that a statement in this package takes names from; None if that is outside of it."""
+    with suppress(ImportError):
+        return importlib.util.resolve_name("." * statement.level + (statement.module or ""), package)
+    return None
 
 
 _IMPORTS = re.compile(r"\b(import_module|__import__)$")

@@ -66,24 +66,33 @@ def _values(module: types.ModuleType, name: str) -> dict[str, str]:
     mine = getattr(thing, "__module__", None) or module.__name__
     sinks = [one for one in vars(module).values() if isinstance(one, type) and hasattr(one, "record")]
     found = own_values.looked_up(thing, sinks) if own_values.own(mine) else {}
-    anew = {place: _made_anew(place) for place in {path[0] for path in found}}
+    anew: dict[str, set[str]] = {}
     called = {path: "".join(path[1:])[1:] for path in found}
     return {
         (called[path] if path[0] == mine else f"{path[0]}.{called[path]}"): value
         for path, value in found.items()
-        if called[path] not in anew[path[0]]
+        if called[path] not in _made_anew(path[0], anew)
     }
 
 
-def _made_anew(module: str) -> set[str]:
-    """The names that a module gives what no other process, or no other machine, would have."""
-    found, todo = set[str](), list[ast.AST](filter(None, [_tree(module)]))
+def _made_anew(module: str, known: dict[str, set[str]]) -> set[str]:
+    """The names that a module gives, or takes from another, what no other process or machine would have."""
+    if module in known:
+        return known[module]
+    found = known[module] = set[str]()
+    todo = list[ast.AST](filter(None, [_tree(module)]))
     for node in todo:  # which grows
         todo += () if isinstance(node, _DEFINES) else ast.iter_child_nodes(node)
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             called = [ast.unparse(n.func) for n in ast.walk(node.value) if isinstance(n, ast.Call)]
             given = _given(node)
             found |= given if len(given) == 1 and any(map(_ANEW.search, called)) else set()
+        if isinstance(node, ast.ImportFrom):
+            place = own_code.taken_from(node, own_code.package_of(module))
+            if place is not None and own_values.own(place):
+                taken = _made_anew(place, known)
+                names = {alias.asname or alias.name for alias in node.names if alias.name in taken}
+                found |= taken if node.names[0].name == "*" else names
     return found
 
 

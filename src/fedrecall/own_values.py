@@ -6,13 +6,15 @@ What it looks up is read off its compiled functions, which also a prompt's have.
 import argparse
 import dataclasses
 import dis
+import enum
 import math
 import re
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -42,8 +44,8 @@ def looked_up(thing: Any, sinks: Iterable[type] = ()) -> dict[Path, str]:
             found |= _uses(part)[0]
     functions = [part for part in _reached([thing, *sinks]) if isinstance(part, types.FunctionType)]
     changed = {path for function in functions for path in _uses(function)[1]}
-    assigned = {f".{s.argval}" for f in functions for s in _steps(f) if s.opname == "STORE_ATTR"}
-    found |= {path: value for path, value in constants.items() if path[-1] not in assigned}
+    kept = {f".{name}" for function in functions for name in _kept(function)}
+    found |= {path: value for path, value in constants.items() if path[-1] not in kept}
     told = {
         path: _setting(value)
         for path, value in _unchanged(found, changed).items()
@@ -191,15 +193,42 @@ def _attributes(value: Any) -> Mapping[str, Any]:
 
 
 def _record(value: Any) -> dict[str, Any] | None:
-    """The attributes of what is but a record: of a dataclass, or of somebody's own class without methods."""
-    kind = type(value)
-    if dataclasses.is_dataclass(kind):
-        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(kind)}
+    """The attributes of what is but a record: of a dataclass, or of somebody's own class without methods.
+
+    What functions of the class, as `__call__`, assign or change is none of it.
+    """
+    kind: type = type(value)
     has = [(name, inner) for parent in kind.__mro__ for name, inner in vars(parent).items()]
     plain = own(kind.__module__) and not any(callable(inner) and name[0] != "_" for name, inner in has)
-    if plain or kind in (argparse.Namespace, types.SimpleNamespace):
-        return dict(getattr(value, "__dict__", {}))
-    return None
+    if dataclasses.is_dataclass(kind):
+        held = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(kind)}
+    elif plain or kind in (argparse.Namespace, types.SimpleNamespace):
+        held = getattr(value, "__dict__", {})
+    else:
+        return None
+    return {name: inner for name, inner in held.items() if name not in _notes(kind)}
+
+
+@cache
+def _notes(kind: type) -> set[str]:
+    functions = [
+        getattr(inner, "__wrapped__", inner) for parent in kind.__mro__ for inner in vars(parent).values()
+    ]
+    return {name for function in functions if _is_own(function) for name in _kept(function)}
+
+
+def _kept(function: types.FunctionType) -> Iterator[str]:
+    """The attributes that a function assigns or changes, but for those that it gives what it makes."""
+    makes, begun = function.__name__ in ("__init__", "__post_init__"), dict[Any, str]()
+    for before, step in pairwise(_steps(function)):
+        place = step.positions and step.positions[::2]
+        if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
+            if not (makes and before.opname.startswith("LOAD_FAST")):
+                yield step.argval
+        elif place in begun and _changes(step, before, None) is not None and not makes:
+            yield begun[place]
+        if step.opname in _ATTRIBUTES:
+            begun[place] = step.argval
 
 
 def _constants(cls: type) -> dict[Path, Any]:
@@ -208,7 +237,7 @@ def _constants(cls: type) -> dict[Path, Any]:
     return {
         (cls.__module__, f".{cls.__qualname__}", f".{name}"): value
         for name, value in vars(cls).items()
-        if name not in fields and name[:2] != "__" and not isinstance(value, _CHANGEABLE)
+        if name not in fields and not name[0] == name[-1] == "_" and not isinstance(value, _CHANGEABLE)
     }
 
 
@@ -216,23 +245,36 @@ _CHANGEABLE = (list, dict, set, np.ndarray, Tensor)
 _NONE = object()
 """What is no setting."""
 _LARGE = 10_000
-"""From so many numbers on an array is data."""
+"""Who holds as many numbers holds data, and is passed over in what holds it, up to ten times as many."""
 
 
-def _setting(value: Any, within: tuple[int, ...] = ()) -> Any:
+def _setting(value: Any) -> Any:
     """What is equal for equal values wherever they are made; of what holds others, as far as these have it.
 
     It is of numbers, texts that are no places on a machine, functions and classes by their names.
     """
+    try:
+        return _told(value, (), count())
+    except RecursionError:  # too deep, or so much of it that looking would not end
+        return _NONE
 
+
+def _told(value: Any, within: tuple[int, ...], looked_at: Iterator[int]) -> Any:
     def parts(values: Iterable[Any]) -> list[Any]:
-        return [part for v in values if (part := _setting(v, (*within, id(value)))) is not _NONE]
+        told = (_told(v, (*within, id(value)), looked_at) for v in values)
+        return [part for part in told if part is not _NONE]
 
+    if next(looked_at) > 10 * _LARGE:
+        raise RecursionError
     if id(value) in within:
         return _NONE
     if isinstance(value, (np.generic, np.ndarray, Tensor)):
+        if math.prod(value.shape) >= _LARGE:
+            return _NONE
         with suppress(RuntimeError):  # of a tensor that is sparse or nowhere
-            return _setting(value.tolist(), within) if math.prod(value.shape) < _LARGE else _NONE
+            value = value.tolist()
+    if isinstance(value, _HOLDERS) and len(value) >= _LARGE:
+        return _NONE
     if isinstance(value, str):
         return _NONE if "/" in value or "\\" in value or value.startswith(("cpu", "cuda")) else str(value)
     if value is None or isinstance(value, (bool, complex, bytes)):
@@ -249,8 +291,13 @@ def _setting(value: Any, within: tuple[int, ...] = ()) -> Any:
         return tuple(parts((value.func, value.args, value.keywords)))
     if callable(value) and isinstance(name := getattr(value, "__qualname__", None), str):
         return (name, *(tuple(parts(_made_with(value))) if _is_own(value) else ()))
+    if isinstance(value, enum.Enum):
+        return (type(value).__qualname__, *parts([value.value]))
     record = _record(value)
     return _NONE if record is None else tuple(parts([record]))
+
+
+_HOLDERS = (list, tuple, range, set, frozenset, dict)
 
 
 def _made_with(function: types.FunctionType) -> Iterator[Any]:
