@@ -37,7 +37,7 @@ def module_at(place: str, user: str) -> types.ModuleType:
     try:
         found = importlib.import_module(place)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and place.startswith(error.name):
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
             raise UserError(
                 f"{user}: there is no module {place!r} to import; a file's path ends in .py."
             ) from error
