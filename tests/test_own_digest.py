@@ -515,7 +515,7 @@ import time, torch
 from argparse import Namespace
 from dataclasses import dataclass
 from enum import Flag
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from fedrecall import FedAvg
 import {helper} as other
 try:
@@ -548,9 +548,11 @@ class Kind(Flag):
     A, B = 1, 2
 class Meter:
     def __init__(self, top): self.top, self.calls, self.seen, self.by = top, 0, [], {{}}
+    @cached_property
+    def begun(self): return 1
     @torch.no_grad()
     def __call__(self, x):
-        self.calls += 1
+        self.calls += self.begun
         self.seen.append(self.calls)
         self.by[self.calls] = len(self.seen)
         return self.top

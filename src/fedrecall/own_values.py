@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import count, pairwise
 from typing import Any
 
@@ -195,7 +195,7 @@ def _attributes(value: Any) -> Mapping[str, Any]:
 def _record(value: Any) -> dict[str, Any] | None:
     """The attributes of what is but a record: of a dataclass, or of somebody's own class without methods.
 
-    What functions of the class, as `__call__`, assign or change is none of it.
+    What functions of the class, as `__call__`, assign, change or cache is none of it.
     """
     kind: type = type(value)
     has = [(name, inner) for parent in kind.__mro__ for name, inner in vars(parent).items()]
@@ -211,10 +211,10 @@ def _record(value: Any) -> dict[str, Any] | None:
 
 @cache
 def _notes(kind: type) -> set[str]:
-    functions = [
-        getattr(inner, "__wrapped__", inner) for parent in kind.__mro__ for inner in vars(parent).values()
-    ]
-    return {name for function in functions if _is_own(function) for name in _kept(function)}
+    has = [(name, inner) for parent in kind.__mro__ for name, inner in vars(parent).items()]
+    functions = [getattr(inner, "__wrapped__", inner) for _, inner in has]
+    found = {name for function in functions if _is_own(function) for name in _kept(function)}
+    return found | {name for name, inner in has if isinstance(inner, cached_property)}
 
 
 def _kept(function: types.FunctionType) -> Iterator[str]:
