@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.papers.outcomes import outcome
-from tools.measured import BLOCK, block, fill
+from tools.measured import BLOCK, Pages
 
 from fedrecall.algorithms import ALGORITHMS
 from fedrecall.papers import load_paper, table
@@ -15,15 +15,15 @@ PAGES = sorted((ROOT / "docs" / "algorithms").glob("*.md"))
 
 
 @pytest.fixture(scope="module")
-def results() -> Results:
-    return Results.load(ROOT / FOLDER)
+def pages() -> Pages:
+    return Pages(Results.load(ROOT / FOLDER))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
-def test_a_page_is_up_to_date(path, results):
+def test_a_page_is_up_to_date(path, pages):
     text = path.read_text()
     assert BLOCK.search(text), f"{path.name} has no <!-- measured: NAME --> block"
-    assert fill(text, results) == text, "run `make docs`"
+    assert pages.fill(text) == text, "run `make docs`"
 
 
 def test_every_algorithm_has_a_block():
@@ -34,7 +34,7 @@ def test_every_algorithm_has_a_block():
 def test_a_block_has_each_run_once_and_what_was_not_run_folded(tmp_path):
     cell = table("fedntd/table1").cell("cifar10/shard2", "scaffold")
     save(outcome(cell, [30.0, 31.0]), tmp_path)
-    shown, hidden = block(["scaffold"], Results.load(tmp_path)).split("<details>")
+    shown, hidden = Pages(Results.load(tmp_path)).block(["scaffold"]).split("<details>")
     assert "| fedntd/table1 | cifar10/shard2 | scaffold | 44.60 ± 2.24; F 0.53 | 30.40; " in shown
     assert "| not run |" not in shown
     assert "| fedntd/table1 | cifar10/shard2 |" not in hidden
@@ -46,19 +46,20 @@ def test_a_block_has_each_run_once_and_what_was_not_run_folded(tmp_path):
 def test_what_was_run_with_a_switch_alone_is_not_called_not_run(tmp_path):
     cell = table("fedntd/table1").cell("cifar10/lda0.1", "scaffold")
     save(outcome(cell, [30.0, 31.0], variant=load_paper("fedntd").variant("augmented-test")), tmp_path)
-    shown, hidden = block(["scaffold"], Results.load(tmp_path)).split("<details>")
+    shown, hidden = Pages(Results.load(tmp_path)).block(["scaffold"]).split("<details>")
     assert "| cifar10/lda0.1 | scaffold, `augmented-test` | 23.12 ± 0.55; F 0.74 | 30.40; " in shown
     assert "| not run |" not in shown
     assert "| fedntd/table1 | cifar10/lda0.1 |" not in hidden
 
 
 def test_of_what_no_paper_reports_it_is_said(tmp_path):
-    assert block(["fedavgm"], Results.load(tmp_path)) == "No table of the four papers has it.\n"
+    assert Pages(Results.load(tmp_path)).block(["fedavgm"]) == "No table of the four papers has it.\n"
 
 
 def test_a_block_can_be_filled_again():
-    once = fill("a\n<!-- measured: moon -->\nold\n<!-- /measured -->\nb\n", Results([]))
+    pages = Pages(Results([]))
+    once = pages.fill("a\n<!-- measured: moon -->\nold\n<!-- /measured -->\nb\n")
     assert "old" not in once
     assert once.startswith("a\n")
     assert once.endswith("<!-- /measured -->\nb\n")
-    assert fill(once, Results([])) == once
+    assert pages.fill(once) == once

@@ -304,7 +304,7 @@ def was_run(paper: Paper, cell: Cell, results: Results) -> bool:
 def guests(paper: Paper, table: Table, results: Results) -> list[Cell]:
     """Algorithms that were run in this one's setup and that the paper has not, column by column."""
     found: dict[tuple[int, str], Cell] = {}
-    for run in results:
+    for run in {run.identity: run for run in results}.values():  # one of each experiment's
         method = short_text(ALGORITHMS, run.config.algorithm)
         if method in table.methods:  # with other settings
             method = spec_text(ALGORITHMS, run.config.algorithm)
