@@ -3,6 +3,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -410,3 +411,10 @@ def test_a_record_is_on_disk_when_the_round_goes_on(folder, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size) or real(fd))
     folder.append(RECORD)
     assert synced == [(folder.path / "metrics.jsonl").stat().st_size]
+
+
+def test_the_documentation_names_all_that_a_record_has():
+    page = (Path(__file__).parent.parent / "docs" / "report.md").read_text()
+    section = page.split("## A round's record\n")[1].split("\n## ")[0]
+    told = {name for row in section.splitlines() for name in re.findall(r"`(\w+)`", row)}
+    assert told >= {"round", "off_grid", *records._PARTS, *records._EVALUATED, *records._OTHERS}
