@@ -35,7 +35,7 @@ class Pages:
         return [(p, t, cell) for p, t in tables for cell in (*t.cells, *guests(p, t, self.results))]
 
     def block(self, names: Sequence[str]) -> str:
-        """The cells of these algorithms, once what shares runs and numbers: measured ones, then the others."""
+        """These algorithms' cells, once what shares runs and numbers: measured ones, then the others."""
         cells: list[list[list[str]]] = []
         seen: set[object] = set()
         for paper, table, cell in self._cells:
